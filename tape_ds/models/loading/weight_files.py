@@ -171,13 +171,9 @@ def check_adapter(folder: str | Path, field: str = "model") -> list[Problem]:
     else:
         problems = [Problem(field, str(folder), f"there is no {ADAPTER} in it", "give the whole folder of the adapter")]
     config = folder / ADAPTER_CONFIG
-    text = ""
-    try:
-        text = config.read_text(encoding="utf-8")
-        code = json.loads(text).get("megatron_config")
-    except (OSError, ValueError, AttributeError) as error:
-        wrong = f"could not be read ({library_errors.words(error)})"
-        return [*problems, Problem(field, str(config), wrong, json_file.how_to_repair(text))]
+    code = None
+    with collecting(problems):
+        code = json_file.read(config, field, str(config)).get("megatron_config")
     if code:
         wrong = "its megatron_config has a module imported that it names"
         problems.append(Problem(field, str(config), wrong, "save the adapter from a model without Megatron's layers"))

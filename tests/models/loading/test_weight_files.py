@@ -129,7 +129,8 @@ def test_a_damaged_gguf_leaves_nothing(tmp_path, content):
     ("change", "wrong"),
     [
         (lambda folder: (folder / weight_files.ADAPTER).unlink(), "there is no adapter_model.safetensors"),
-        (lambda folder: (folder / weight_files.ADAPTER_CONFIG).write_text("[]"), "could not be read"),
+        (lambda folder: (folder / weight_files.ADAPTER_CONFIG).write_text("[]"), "is not readable"),
+        (lambda folder: (folder / weight_files.ADAPTER_CONFIG).write_text("[" * 100_000), "is not readable"),
         (
             lambda folder: (folder / weight_files.ADAPTER_CONFIG).write_text('{"megatron_config": {"x": 1}}'),
             "has a module imported",
