@@ -91,6 +91,7 @@ def find(name_or_path: str, *, base_anyway: bool = False) -> SourceModel:
 def model_type(folder: Path) -> str | None:
     """Return the model type in a folder's config.json; None without one, or one that cannot be read."""
     try:
-        return json_file.read(folder / CONFIG, "source", str(folder)).get("model_type")
+        found = json_file.read(folder / CONFIG, "source", str(folder)).get("model_type")
     except UserError:
         return None
+    return found if isinstance(found, str) else None

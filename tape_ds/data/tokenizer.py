@@ -110,7 +110,10 @@ def load_tokenizer(
     remedy = "give a folder with tokenizer.json or tokenizer.model, or a hub id"
     wrong = "no tokenizer could be read"
     with as_message(wrong, field, name_or_path, remedy, trust_remote_code=trust_remote_code):
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=bool(trust_remote_code))
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=bool(trust_remote_code)
+        )
+        tokenizer.decode(tokenizer("a text")["input_ids"])  # a setting of a wrong type is met in use only
     return tokenizer
 
 

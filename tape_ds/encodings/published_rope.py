@@ -15,6 +15,8 @@ from tape_ds.encodings.scaling import WINDOW, Parameters
 OURS = (None, "llama", "mistral", "qwen2", "qwen3", "tape", "baichuan")
 """Model types whose angles this project computes, so that everything about their RoPE must be understood here."""
 _KEYS = {"rope_theta", "rope_scaling", "rope_parameters"}
+_FACTORS = ("alpha", "attention_factor", "attn_factor", "mscale", "mscale_all_dim")
+"""Parameters from which a base or YaRN's factor on attention follows."""
 _ABOUT_ROPE = re.compile("(^|_)(rope|rotary)(_|$)")
 
 
@@ -30,6 +32,8 @@ def unreadable(config: Mapping[str, Any], stated: Any, length: int | None) -> It
         )
     elif any(isinstance(value, Mapping) for value in stated.values()):
         yield "its config.json has a RoPE for each kind of layer", "give a model with one RoPE for all layers"
+    else:
+        yield from _without_meaning(stated)
 
     # Both published forms, or two fields of one, may give a parameter different values; one of two may lack it.
     outside = {key: config[key] for key in ("rope_theta", WINDOW) if key in config}
@@ -58,19 +62,33 @@ def unreadable(config: Mapping[str, Any], stated: Any, length: int | None) -> It
         yield wrong, remedy
 
 
+def _without_meaning(stated: Parameters) -> Iterator[tuple[str, str]]:
+    """Yield what no class can compute with: a type that is null among other parameters, and factors that are no
+    numbers."""
+    types = [stated[key] for key in ("rope_type", "type") if key in stated]
+    if types and types == [None] * len(types) and any(value is not None for value in stated.values()):
+        wrong = "its config.json has a rope_type that is null beside other parameters of RoPE"
+        yield wrong, "write the rope_type that the weights were trained with"
+    for key in _FACTORS:
+        yield from no_number(key, stated.get(key))
+
+
+def no_number(key: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with a value that is neither a number nor left out."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, type(None))):
+        wrong = f"its config.json has {key} = {value!r}, not a number"
+        yield wrong, f"write the number that the weights were trained with as {key}"
+
+
 def _without_length(config: Mapping[str, Any]) -> tuple[str, str]:
     """Return what is wrong with the native length, and the remedy."""
     key = "max_position_embeddings"
     found = config.get(key) or config.get("n_positions")
-    other = config.get("max_sequence_length")  # of LLaMA's first folders
     if isinstance(found, str) and re.fullmatch(r"[0-9]+(\.0*)?", found.strip()):
         found = float(found)
     if isinstance(found, float) and found.is_integer() and found >= 1:
         wrong = f"its {key} is {config.get(key) or config.get('n_positions')!r}, which transformers does not read"
         return wrong, f'write it as a whole number into config.json: "{key}": {int(found)}'
-    if found is None and type(other) is int and other >= 1:
-        wrong = f"its config.json has max_sequence_length = {other}, but no {key}, which transformers reads"
-        return wrong, f'write the tokens that it was trained with, "{key}": {other}, into config.json'
     wrong = f"its {key} is {found!r}, no number of tokens"
     return wrong, f'write the tokens that it was trained with as "{key}" into config.json'
 

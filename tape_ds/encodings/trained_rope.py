@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tape_ds.encodings import scaling
-from tape_ds.encodings.published_rope import OURS, two_factors, unreadable, wrong_parameters
+from tape_ds.encodings.published_rope import OURS, no_number, two_factors, unreadable, wrong_parameters
 from tape_ds.encodings.scaling import WINDOW, Parameters
 from tape_ds.errors import Problem, UserError, raise_if_any
 
@@ -117,11 +117,12 @@ def read(config: Mapping[str, Any], name: str) -> TrainedRope:
             raise UserError(Problem("model", name, *two_factors(given, place)))
         given = _with_attention_factor(given, length, window)
 
-    head_size = _rotated_columns(config, given.get(PARTIAL, 1.0) if foreign else 1.0)
+    head_size = _rotated_columns(config, given.get(PARTIAL, 1.0) if foreign else 1.0, name)
     theta = next(each for each in thetas if each is not None)
     note = ""
     alpha = given.get("alpha")
-    if model_type in FIXED_BASE and rope_type == "dynamic" and isinstance(alpha, (int, float)) and alpha > 0:
+    fixed = model_type in FIXED_BASE and rope_type == "dynamic" and isinstance(theta, (int, float))
+    if fixed and alpha is not None and alpha > 0:
         note = f"theta {theta:g} and alpha {alpha:g} are one fixed base"
         theta = scaling.ntk_base({"rope_theta": theta, "factor": alpha}, head_size)
         given = {key: value for key, value in given.items() if key in OF_THE_CLASS}
@@ -182,12 +183,19 @@ def _sorted_out(given: Parameters, foreign: bool) -> tuple[dict[str, Any], dict[
     return counting, passed_over
 
 
-def _rotated_columns(config: Mapping[str, Any], share: float) -> int:
+def _rotated_columns(config: Mapping[str, Any], share: float, name: str) -> int:
     """Return the columns of a head, or of its rotated part where the family names those; 0: not known."""
     rotated = "rotary_dim" if config.get("model_type") in ("gptj", "tape_gptj") else "qk_rope_head_dim"
-    columns = config.get(rotated) or config.get("head_dim") or config.get("kv_channels") or 0  # the last is JetMoE's
-    if not columns and config.get("num_attention_heads"):
-        columns = config.get("hidden_size", 0) // config["num_attention_heads"]
+    given = next((key for key in (rotated, "head_dim", "kv_channels") if config.get(key)), None)  # the last: JetMoE's
+    needed = ("hidden_size", "num_attention_heads") if given is None else (given,)
+    found = [Problem("model", name, *reason) for key in needed for reason in no_number(key, config.get(key))]
+    raise_if_any(found)
+    if given is not None:
+        columns = config[given]
+    elif config.get("num_attention_heads"):
+        columns = (config.get("hidden_size") or 0) // config["num_attention_heads"]
+    else:
+        columns = 0
     return int(int(columns) * share)
 
 

@@ -178,7 +178,7 @@ def check_tokens(field: str, ids: Sequence[int], model: FoundModel) -> list[Prob
     wrong = f"it has {names} (token {beyond[0]:,}), and the model has {model.rows:,} rows, the last for token "
     wrong += f"{model.rows - 1:,}"
     remedy = "leave it out of the text, or name the --tokenizer that the model was trained with"
-    return [Problem(field, None, wrong, remedy)]
+    return [Problem(field, model.tokenizer().decode(list(ids)), wrong, remedy)]
 
 
 def find(options: argparse.Namespace, problems: Sequence[Problem] = ()) -> FoundModel:
@@ -301,6 +301,9 @@ def _find_adapter(name_or_path: str, folder: Path, options: LoadOptions) -> Foun
     if config.is_prompt_learning:
         wrong = f"{ADAPTER_CONFIG} is of the kind {config.peft_type}, which is not merged into weights"
         raise refuse(wrong, "give an adapter such as LoRA")
+    for name, value in (("base_model_name_or_path", named), ("revision", config.revision)):
+        if not isinstance(value, str | None):
+            raise refuse(f"{ADAPTER_CONFIG} has {name} = {value!r}, not a text", READ_AGAIN)
     if not named or Path(named).resolve() == folder.resolve():
         wrong = f"{ADAPTER_CONFIG} names {'its own folder as the' if named else 'no'} base"
         raise refuse(wrong, "write the base's path as base_model_name_or_path into it")

@@ -172,6 +172,16 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
         tokenizers.load_tokenizer(str(tmp_path))
 
 
+def test_a_setting_that_fails_in_use_is_refused_on_loading(trained, tmp_path):
+    """A traceback of transformers, on the first text."""
+    _, folder = trained
+    shutil.copytree(folder, tmp_path / "wrong")
+    file = tmp_path / "wrong" / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_max_length": [512]}))
+    with pytest.raises(UserError, match="no tokenizer could be read"):
+        tokenizers.load_tokenizer(str(tmp_path / "wrong"))
+
+
 def test_a_folder_is_never_written_over(trained):
     with pytest.raises(UserError, match="exists"):
         tokenizers.train(DATA, 300, trained[1])

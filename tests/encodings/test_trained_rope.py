@@ -302,7 +302,6 @@ def test_the_alpha_of_another_family_can_be_written_as_its_base():
     [
         ({LENGTH: 12288.0}, '"max_position_embeddings": 12288'),  # LLaMA-Factory's, with transformers 4
         ({LENGTH: "4096"}, '"max_position_embeddings": 4096'),
-        ({LENGTH: None, "max_sequence_length": 2048}, '"max_position_embeddings": 2048'),  # LLaMA's first folders
         ({"rope_scaling": {"type": "su", "factor": 2.0}}, "llama3, longrope, ntk"),
         ({"rope_scaling": {"type": "linear", "factor": "two"}}, "what the weights were trained with"),
         ({"rope_scaling": {"type": "linear", "ratio": 2.0, "factor": 2.0}}, "the terms of linear: factor"),
@@ -313,6 +312,51 @@ def test_a_remedy_states_what_was_trained_and_takes_nothing_away(change, remedy)
         trained_rope.read({**content("unscaled"), **change}, "model")
     (problem,) = refused.value.problems
     assert remedy in problem.remedy and "remove" not in problem.remedy
+
+
+@pytest.mark.parametrize(
+    "change, wrong",
+    [
+        ({"mscale": "0.7", "mscale_all_dim": 1.0}, "mscale = '0.7', not a number"),
+        ({"mscale": 1.0, "mscale_all_dim": [1]}, "mscale_all_dim = [1], not a number"),
+        ({"attn_factor": 0.5, "attention_factor": "1"}, "attention_factor = '1', not a number"),
+        ({"rope_type": None, "type": None}, "rope_type that is null"),
+    ],
+)
+@pytest.mark.parametrize("model_type", ["llama", "deepseek_v3"])
+def test_parameters_that_no_class_can_compute_with_are_refused(model_type, change, wrong):
+    """A text among YaRN's factors was a traceback, and a null in the place of its type left the scaling out."""
+    config = {**content("yarn"), "model_type": model_type}
+    config["rope_scaling"] = {**config["rope_scaling"], **change}
+    with pytest.raises(UserError) as refused:
+        trained_rope.read(config, "model")
+    assert wrong in refused.value.problems[0].wrong
+
+
+@pytest.mark.parametrize(
+    "change", [{"hidden_size": [1, 2]}, {"num_attention_heads": {"a": 1}}, {"head_dim": "64"}, {"hidden_size": True}]
+)
+def test_a_size_that_is_no_number_is_refused_by_name(change):
+    """A dry run, which asks no class of transformers about a Llama, ended in a traceback."""
+    ((key, value),) = change.items()
+    config = {**content("yarn"), "hidden_size": 256, "num_attention_heads": 4, "head_dim": None, **change}
+    with pytest.raises(UserError) as refused:
+        trained_rope.read(config, "model")
+    assert refused.value.problems[0].wrong == f"its config.json has {key} = {value!r}, not a number"
+
+
+def test_hunyuan_s_alpha_and_base_are_numbers():
+    """A base that is a text was a traceback, and an alpha that is a text was passed over."""
+    with pytest.raises(UserError, match="rope_theta = '10000'"):
+        trained_rope.read(hunyuan(rope_theta="10000"), "model")
+    scaled = hunyuan()["rope_scaling"]
+    with pytest.raises(UserError, match="alpha = '1000'"):
+        trained_rope.read(hunyuan(rope_scaling={**scaled, "alpha": "1000"}), "model")
+
+
+def test_the_length_of_llama_s_first_folders_is_read():
+    config = {**content("unscaled"), LENGTH: None, "max_sequence_length": 2048}
+    assert trained_rope.read(config, "model").native_length == 2048
 
 
 def test_vllm_s_factor_in_another_family_is_asked_for():

@@ -237,6 +237,16 @@ def test_an_adapter_with_embeddings_in_another_file_is_refused(base, tmp_path):
         found(folder)
 
 
+@pytest.mark.parametrize("field", ["base_model_name_or_path", "revision"])
+def test_an_adapter_s_base_is_a_text(base, tmp_path, field):
+    """A number was a traceback of pathlib."""
+    folder = adapter(base, tmp_path / "adapter")
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {field: -1}))
+    with pytest.raises(UserError, match=f"has {field} = -1, not a text"):
+        found(folder)
+
+
 @pytest.mark.parametrize(("layer", "shape"), [(0, None), (7, (2, 32))])
 def test_an_adapter_with_a_tensor_missing_or_without_a_place_is_refused(base, tmp_path, layer, shape):
     """peft would warn, or not even that, and compute without them."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tape_ds import paths, run_folder
 from tape_ds.encodings import scaling
-from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
+from tape_ds.errors import Problem, UserError, collecting, did_you_mean, raise_if_any
 from tape_ds.models.loading import hub, json_file, weight_files
 from tape_ds.models.loading.hub import CONFIG
 
@@ -52,6 +52,7 @@ _DEEPER = (f"*/{CONFIG}", f"snapshots/*/{CONFIG}")
 """Places of the configuration below a folder that holds a model's, such as one of the hub's cache."""
 _TOKENIZERS = ("tokenizer*", "vocab.*", "*.model")
 """A folder with a tokenizer has one of these files."""
+_TOKENIZER_SETTINGS = ("tokenizer.json", "tokenizer_config.json")
 
 
 def has_llamas_names(config: PreTrainedConfig) -> bool:
@@ -219,4 +220,8 @@ def check(name: str, *, online: bool) -> list[Problem]:
         remedy = "copy the files of the tokenizer that it was trained with into the folder"
         wrong_folder = "there is no tokenizer (tokenizer.json, tokenizer.model) in this folder"
         found = [*found, Problem("model", name, wrong_folder, remedy)]
+    for file in _TOKENIZER_SETTINGS:
+        if (folder / file).exists():
+            with collecting(found):
+                json_file.read(folder / file, "model", name)
     return found

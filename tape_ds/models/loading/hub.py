@@ -106,6 +106,8 @@ def download(name: str, *, with_weights: bool = True) -> Path:
                 fetch(revision=revision, allow_patterns=[*_SMALL, *_TRAINED, *shards])
                 if any((folder / shard).is_file() for shard in shards):
                     break
+    except UserError:  # a damaged index
+        raise
     except (OSError, ValueError, HTTPError) as error:
         reason = " ".join(str(error).split())[:300]
         remedy = "give a folder, or a hub id (owner/name, owner/name@revision) that can be reached"

@@ -79,12 +79,10 @@ def check_folder(folder: str | Path, field: str = "model") -> list[Problem]:
     whole, there = (WHOLE, safe) if safe else (PICKLED, pickled)
 
     index = folder / f"{whole}.index.json"
-    problems = []
-    try:
-        shards = sorted(set(places(folder, whole).values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        problems.append(Problem(field, str(index), f"could not be read ({library_errors.words(error)})", READ_AGAIN))
-        shards = []
+    problems: list[Problem] = []
+    shards: list[str] = []
+    with collecting(problems):
+        shards = sorted(set(places(folder, whole, field).values()))
     missing = []
     for name in shards:
         if Path(name).name != name:  # an index must not name files elsewhere
@@ -129,12 +127,17 @@ def _check_generation(folder: Path, field: str) -> list[Problem]:
     return problems
 
 
-def places(folder: Path, whole: str) -> dict[str, str]:
-    """Return tensor -> shard from a folder's index; empty without an index, or with a whole file, which is read."""
+def places(folder: Path, whole: str, field: str = "model") -> dict[str, str]:
+    """Return tensor -> shard from a folder's index; empty without an index, or with a whole file, which is read. Raises
+    UserError for an index that is damaged."""
     index = folder / f"{whole}.index.json"
     if not index.is_file() or (folder / whole).is_file():
         return {}
-    return {name: str(shard) for name, shard in json.loads(index.read_text(encoding="utf-8"))["weight_map"].items()}
+    shards = json_file.read(index, field, str(index)).get("weight_map")
+    if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
+        wrong = "has no weight_map, which names the file of each tensor"
+        raise UserError(Problem(field, str(index), wrong, READ_AGAIN))
+    return shards
 
 
 def files(folder: str | Path) -> list[Path]:
@@ -168,13 +171,9 @@ def check_adapter(folder: str | Path, field: str = "model") -> list[Problem]:
     else:
         problems = [Problem(field, str(folder), f"there is no {ADAPTER} in it", "give the whole folder of the adapter")]
     config = folder / ADAPTER_CONFIG
-    text = ""
-    try:
-        text = config.read_text(encoding="utf-8")
-        code = json.loads(text).get("megatron_config")
-    except (OSError, ValueError, AttributeError) as error:
-        wrong = f"could not be read ({library_errors.words(error)})"
-        return [*problems, Problem(field, str(config), wrong, json_file.how_to_repair(text))]
+    code = None
+    with collecting(problems):
+        code = json_file.read(config, field, str(config)).get("megatron_config")
     if code:
         wrong = "its megatron_config has a module imported that it names"
         problems.append(Problem(field, str(config), wrong, "save the adapter from a model without Megatron's layers"))
@@ -215,9 +214,10 @@ def headers(folder: str | Path) -> dict[str, Header]:
 
 
 def headers_of(file: Path) -> dict[str, Header]:
-    """Return every tensor of one file, which :func:`check_file` has passed; nothing for another kind of file."""
+    """Return every tensor of one file; nothing for another kind of file. Raises UserError for one that is damaged."""
     if file.suffix != ".safetensors":
         return {}
+    raise_if_any(check_file(file))
     with file.open("rb") as opened:
         (length,) = struct.unpack("<Q", opened.read(8))
         entries = json.loads(opened.read(length))

@@ -24,7 +24,7 @@ from tape_ds.distributed import comparison
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.methods.prepare import prepare
-from tape_ds.models.loading import extendable
+from tape_ds.models.loading import exact, extendable
 from tape_ds.models.loading.base_model import open_base
 from tape_ds.planning import hardware, search
 from tape_ds.planning.prediction import Plan
@@ -68,7 +68,10 @@ def assemble(recipe: Recipe) -> Run:
     run = run.read_data()  # hours where text is tokenised, so everything that can refuse a run comes before
     # after the process group: under ZeRO-3 weights are sharded as they are made or loaded
     section = run.recipe.method if isinstance(run.recipe, ExtensionRecipe) else None
-    prepared = prepare(run.method, run.load_model(), section)
+    model = run.load_model()
+    if base is not None and run.resumed is None:
+        exact.require_finite(model, "model", base.name)  # else every step is skipped, and what is saved is damaged too
+    prepared = prepare(run.method, model, section)
     run = replace(run, model=prepared.model, names=prepared.names)
     return replace(run, teacher=run.load_teacher())
 

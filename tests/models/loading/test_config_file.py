@@ -72,6 +72,8 @@ def empty(folder):
         (empty, "no weights in it"),
         (lambda folder: (folder / "config.json").write_text("["), "config.json is not readable"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "there is no tokenizer"),
+        (lambda folder: (folder / "tokenizer.json").write_text("["), "tokenizer.json is not readable"),
+        (lambda folder: (folder / "tokenizer_config.json").write_text("[]"), "tokenizer_config.json is not readable"),
         (lambda folder: (folder / "model-1.safetensors").write_text(POINTER), "git-lfs pointer"),
     ],
 )

@@ -45,6 +45,27 @@ def test_an_index_names_files_of_its_folder(tmp_path, content, wrong):
     assert wrong in problem.wrong and problem.value.endswith("index.json")
 
 
+@pytest.mark.parametrize("content", ["7", "[]", "<html>", "{}", '{"weight_map": null}', '{"weight_map": {"x": 1}}'])
+def test_a_damaged_index_is_a_message_whatever_is_asked_first(tmp_path, content):
+    """A configuration asked for the names of the files before they were checked: a traceback of json."""
+    save_file({"x": torch.ones(8)}, tmp_path / "model-1.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text(content)
+    (problem,) = weight_files.check_folder(tmp_path)
+    for ask in (weight_files.files, weight_files.headers, weight_files.stored_dtype):
+        with pytest.raises(UserError) as refused:
+            ask(tmp_path)
+        assert refused.value.problems == [problem]
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff\xfe" * 8])
+def test_a_damaged_header_is_a_message_whatever_is_asked_first(tmp_path, content):
+    """``evaluate`` asked for the stored dtype before the files were checked: a traceback of struct."""
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(UserError) as refused:
+        weight_files.stored_dtype(tmp_path)
+    assert refused.value.problems == weight_files.check_folder(tmp_path)
+
+
 class Trap:
     """What a malicious pickle holds: it makes a file when it is read."""
 
@@ -108,7 +129,8 @@ def test_a_damaged_gguf_leaves_nothing(tmp_path, content):
     ("change", "wrong"),
     [
         (lambda folder: (folder / weight_files.ADAPTER).unlink(), "there is no adapter_model.safetensors"),
-        (lambda folder: (folder / weight_files.ADAPTER_CONFIG).write_text("[]"), "could not be read"),
+        (lambda folder: (folder / weight_files.ADAPTER_CONFIG).write_text("[]"), "is not readable"),
+        (lambda folder: (folder / weight_files.ADAPTER_CONFIG).write_text("[" * 100_000), "is not readable"),
         (
             lambda folder: (folder / weight_files.ADAPTER_CONFIG).write_text('{"megatron_config": {"x": 1}}'),
             "has a module imported",

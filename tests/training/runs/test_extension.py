@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import PreTrainedTokenizerFast
 
 from tape_ds import TapeForCausalLM
@@ -14,7 +15,7 @@ from tape_ds.training.runs.assembly import assemble
 from tests import hub_cache
 from tests.config.loads import extension as load
 from tests.models.helpers import randomised, tiny_config, tokens
-from tests.training.runs.helpers import flags
+from tests.training.runs.helpers import flags, refusals
 
 TEXT = "one two three four five six seven eight nine ten eleven twelve\n" * 60
 
@@ -76,6 +77,17 @@ def test_the_record_has_the_commit_and_the_weights_of_the_base(model, tmp_path, 
         run = assemble(recipe(model, model=name, output_dir=tmp_path / name))
         assert (run.record.base, run.record.base_commit) == ("org/tiny", "a" * 40)
         assert run.record.base_files == own.base_files and f"base.{file.name}" in run.identity
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_base_with_weights_that_are_no_numbers_is_refused(model, number):
+    """Every step was skipped; a run shorter than nonfinite_limit ended well, and stored the damaged weights."""
+    (file,) = weight_files.files(model)
+    tensors = weight_files.read(file)
+    damaged = {**tensors, "model.norm.weight": torch.full_like(tensors["model.norm.weight"], number)}
+    save_file(damaged, file, metadata={"format": "pt"})
+    found = refusals(recipe(model))
+    assert list(found) == ["model"] and "NaN or infinite: model.norm.weight" in found["model"].wrong
 
 
 def test_a_base_with_an_encoding_of_its_own_is_extended_as_it_is(model, tmp_path):
