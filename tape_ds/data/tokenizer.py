@@ -113,7 +113,7 @@ def load_tokenizer(
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             folder, trust_remote_code=bool(trust_remote_code)
         )
-        tokenizer.decode(tokenizer("a text")["input_ids"])  # a setting of a wrong type is met in use only
+        tokenizer.decode(tokenizer("")["input_ids"])  # a setting of a wrong type is met in use only
     return tokenizer
 
 

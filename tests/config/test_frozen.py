@@ -35,7 +35,10 @@ KINDS = {
 }
 """How the words of a problem begin -> its kind; any other is about the value."""
 
-NEW_FIELDS = ("allow_cpu", "sample_prompts", "sample_steps", "sample_tokens", "skip_bad_rows")
+NEW_FIELDS = (
+    *("allow_cpu", "sample_prompts", "sample_steps", "sample_tokens", "skip_bad_rows"),
+    *("ruler_lengths", "ruler_samples", "ruler_tasks"),
+)
 """Fields that came after the values were frozen."""
 
 

@@ -52,7 +52,7 @@ PROMISES = [
     ("memory.md", "| `profile_start` | {} |", 3, default("profile_start")),
     ("memory.md", "| `profile_steps` | {} |", 2, default("profile_steps")),
     ("memory.md", "| `profile_ranks` | {} |", "[0]", str(default("profile_ranks"))),
-    ("evaluation.md", "and {} tokens long", 10, passkey_command.NEW_TOKENS),
+    ("evaluation.md", "and {} tokens long", 10, passkey_command.REPLY_TOKENS),
     ("evaluation.md", "| `--chunk {}` |", 4096, CHUNK),
     ("evaluation.md", "a window every `--stride` tokens ({})", 256, perplexity_command.STRIDE),
     ("evaluation.md", "as many texts at once as hold {}k tokens", 16, language_model.AUTO_TOKENS / 1024),

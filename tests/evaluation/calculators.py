@@ -10,23 +10,41 @@ from tape_ds.data.generated.task import EOS, PAD, tokenizer_of
 class Calculator(nn.Module):
     """Stands for a causal LM that answers a batch of prompts with ``answer(prompts)``."""
 
+    base_model_prefix = "model"
+
     def __init__(self, task, answer):
         super().__init__()
-        self.tokenizer = tokenizer_of(TASKS[task])
         self.config = None
-        self.table = nn.Embedding(len(self.tokenizer) + 1, len(self.tokenizer) + 1)  # one more than there are letters
-        nn.init.eye_(self.table.weight)
+        self.model = Answers(tokenizer_of(TASKS[task]), answer)
         self.lm_head = nn.Identity()
-        self.answer = answer
-        self.batches = []
+
+    @property
+    def batches(self):
+        return self.model.batches
+
+    @property
+    def tokenizer(self):
+        return self.model.tokenizer
 
     def get_input_embeddings(self):
-        return self.table
+        return self.model.table
 
     def get_output_embeddings(self):
         return self.lm_head
 
-    def base_model(self, input_ids, use_cache):
+
+class Answers(nn.Module):
+    """Stands for a decoder whose hidden states are the logits."""
+
+    def __init__(self, tokenizer, answer):
+        super().__init__()
+        self.tokenizer = tokenizer
+        self.table = nn.Embedding(len(tokenizer) + 1, len(tokenizer) + 1)  # one more than there are letters
+        nn.init.eye_(self.table.weight)
+        self.answer = answer
+        self.batches = []
+
+    def forward(self, input_ids, use_cache):
         """After each prompt, and the right answer so far, the next letter of the answer."""
         texts = ["".join(self.tokenizer.convert_ids_to_tokens(row.tolist())) for row in input_ids]
         prompts = [text.partition("=")[0] + "=" for text in texts]

@@ -39,7 +39,7 @@ def run(tiny, model, output, method, stage, **changes):
         "rope_parameters": '{"rope_type": "auto"}',
         "train_data": f"text:{tiny}/text.txt",
         "eval_data": f"text:{tiny}/held_out.txt",
-        "passkey_lengths": "[250]",
+        "passkey_lengths": "[256]",
         "passkey_trials": 1,
         "data_cache": tiny / "cache",
         "window": 32,
