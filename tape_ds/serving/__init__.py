@@ -15,5 +15,5 @@ From a request to its answer:
   ``logprobs``; ``answer_text.py`` and ``token_texts.py``: their text.
 - ``answers.py``: an answer in pieces; ``completion_form.py``, ``chat_form.py``, ``response_form.py``: OpenAI's forms.
 - ``app.py``: the endpoints; ``guard.py``: what is refused before a body is read; ``listening.py``: a socket, until the
-  server is told to end.
+  server is stopping.
 """

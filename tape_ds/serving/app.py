@@ -55,7 +55,7 @@ class Server:
         self._reading = ThreadPoolExecutor(1, "tape-ds prompts")
 
     async def read(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Tokenise in a thread, so that the event loop goes on answering."""
+        """Tokenise in a thread, so that the event loop keeps answering."""
         return await asyncio.get_running_loop().run_in_executor(self._reading, work, *arguments)
 
     def close(self) -> None:
@@ -165,7 +165,7 @@ class Server:
         try:
             await asyncio.wait({gathering, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not gathering.done():
-                return JSONResponse({}, 499)  # nobody reads it
+                return JSONResponse({}, 499)  # the client has left
             whole = gathering.result()
             # in a thread: the probabilities of a long text are much to write
             content = await asyncio.to_thread(lambda: written(form.whole(whole)))

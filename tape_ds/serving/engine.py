@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class ClientLeftError(Exception):
-    """Raised in the thread of a job that nobody waits for."""
+    """Raised in the thread of a job whose client has left."""
 
 
 class AnswerJob:
@@ -49,7 +49,7 @@ class AnswerJob:
         return result
 
     def leave(self) -> None:
-        """Say that nobody waits for results any more."""
+        """Say that the client has left."""
         self._left.set()
 
     @property
@@ -71,7 +71,7 @@ class AnswerEngine:
         self._running: AnswerJob | None = None
         self._ending = False
         self._closed = False
-        # a daemon: nothing can interrupt a forward pass, and a server that is told to end must not wait for a long one
+        # a daemon: nothing can interrupt a forward pass, and a server that is stopping must not wait for a long one
         self._thread = threading.Thread(target=self._answer, name="tape-ds serve", daemon=True)
 
     @property
@@ -96,7 +96,7 @@ class AnswerEngine:
         with self._changed:
             if self._ending:
                 raise _ending()
-            # a client that gives up and asks again must not fill the queue with requests that nobody waits for
+            # a client that gives up and asks again must not fill the queue with its old requests
             self._jobs = deque(each for each in self._jobs if not each.is_left)
             if len(self._jobs) >= MOST_WAITING:
                 wrong = f"{MOST_WAITING} requests are waiting already: try again later."

@@ -93,7 +93,7 @@ def continue_prompt(
         ids: the prompt's.
         settings: ``max_tokens`` with room for them, ``seed`` if samples are to repeat.
         tell: is called with each token; returns whether it is the last.
-        check: is called before each token; raises if nobody waits any more.
+        check: is called before each token; raises once the client has left.
     """
     model = served.model
     ids_1T = torch.tensor([ids], device=served.device)

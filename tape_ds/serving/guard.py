@@ -66,7 +66,7 @@ class Guard:
         async def replay() -> Message:
             return waiting.pop() if waiting else await receive()
 
-        # cancelled when the server is told to end: a stream that has begun just ends, without a traceback in the log
+        # cancelled while the server is stopping: a stream that has begun just ends, without a traceback in the log
         with suppress(asyncio.CancelledError):
             await self.app(scope, replay, send)
 

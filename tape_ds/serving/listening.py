@@ -8,7 +8,7 @@ import uvicorn
 from tape_ds.serving.engine import AnswerEngine
 
 ENDING_SECONDS = 4
-"""For running answers, after they are told to end."""
+"""For running answers, once the server is stopping."""
 _REFUSING_SECONDS = 1
 """For what is then said to those that did not end in time."""
 

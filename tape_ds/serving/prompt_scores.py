@@ -24,7 +24,7 @@ def score_prompt(
         served: its model.
         ids: the prompt's, one or more; the first has no probability.
         likeliest: how many of the likeliest tokens to name.
-        check: is called before each part; raises if nobody waits any more.
+        check: is called before each part; raises once the client has left.
     """
     try:
         head = head_of(served.model)
