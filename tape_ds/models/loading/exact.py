@@ -145,7 +145,7 @@ def require_finite(model: "PreTrainedModel", field: str, name: str) -> None:
     wrong = [each for each, weight in model.named_parameters() if not bool(weight.isfinite().all())]
     if wrong:
         more = f" and {len(wrong) - _SHOWN:,} more" if len(wrong) > _SHOWN else ""
-        what = f"weights that are not finite (NaN or infinite): {', '.join(wrong[:_SHOWN])}{more}"
+        what = f"weights that are not finite, NaN or infinite: {', '.join(wrong[:_SHOWN])}{more}"
         raise UserError(Problem(field, name, what, _NOT_FINITE))
 
 
