@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from tape_ds import storage
 from tape_ds.markdown_table import markdown_table
 from tape_ds.numbers import length as length_label
-from tape_ds.scoring.heat_maps import COLOURS, LINE
+from tape_ds.scoring.heat_maps import COLOURS, LINE, files
 
 FIELDS = ("task", "length", "samples", "score", "low", "high", "mean_tokens")
 RULES = {
@@ -18,14 +18,9 @@ RULES = {
 }
 
 
-def files(folder: Path) -> list[Path]:
-    """Return the table as CSV, the table as Markdown, and the picture."""
-    return [folder / f"ruler.{kind}" for kind in ("csv", "md", "png")]
-
-
 def write(figures: Mapping[str, Any], folder: Path, title: str) -> list[Path]:
     """Write ``ruler.csv``, ``ruler.md`` and ``ruler.png`` into ``folder``."""
-    csv_file, table_file, picture = files(folder)
+    csv_file, table_file, picture = files(folder, "ruler")
     rows = [[cell[name] for name in FIELDS] for cell in figures["cells"]]
     storage.write_text(csv_file, storage.as_csv(FIELDS, rows))
     storage.write_text(table_file, f"# {title}\n\n{summary(figures)}\n\n{table(figures)}\n")

@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     """Check, draw, ask, count, write, print."""
     options, problems = parse(argv)
 
-    from tape_ds.scoring import models, resumable, ruler_questions, ruler_tables
+    from tape_ds.scoring import heat_maps, models, resumable, ruler_questions, ruler_tables
     from tape_ds.scoring.resumable import Cost
 
     base = read_base(options.against, problems)
@@ -99,7 +99,7 @@ def main(argv: list[str] | None = None) -> int:
 
     if is_main_process():
         print(f"{NAME}: {len(questions):,} questions of {len(tasks)} tasks", flush=True)
-    return work.run(ask_all, show, overwrite=options.overwrite, tables=ruler_tables.files(work.folder))
+    return work.run(ask_all, show, overwrite=options.overwrite, tables=heat_maps.files(work.folder, NAME))
 
 
 def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]]:
