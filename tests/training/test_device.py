@@ -20,6 +20,7 @@ def no_gpu(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     monkeypatch.setattr(stopping, "launcher_option", lambda name: None)
     monkeypatch.setattr(hardware, "gpu_at_hand", lambda: None)
+    monkeypatch.setattr(device, "cpu_multiplies_bf16", lambda: True)
     for name in ("DS_ACCELERATOR", installation.FOUND_NO_GPU, "LOCAL_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
 
@@ -95,3 +96,12 @@ def test_kernels_that_are_asked_for_without_a_compiler_are_refused(monkeypatch):
     for flag, value in {"attention_backend": "triton", "torch_compile": "true"}.items():
         with pytest.raises(UserError, match=rf"{flag}.*Triton needs a C compiler"):
             raise_if_any(library_checks.check(loads.extension([f"--{flag}", value])))
+
+
+def test_bf16_on_a_cpu_without_its_instructions_is_said_to_be_slow(monkeypatch):
+    """A demo of 11 minutes took an hour on such a CPU, without a word."""
+    monkeypatch.setattr(device, "cpu_multiplies_bf16", lambda: False)
+    assert "--bf16 false" in device.describe(loads.extension(["--bf16"]))
+    assert "bf16" not in device.describe(loads.extension(["--bf16", "false"]))
+    monkeypatch.setattr(device, "cpu_multiplies_bf16", lambda: True)
+    assert "bf16" not in device.describe(loads.extension(["--bf16"]))
