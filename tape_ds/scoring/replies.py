@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers import PreTrainedConfig
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from tape_ds.models.inputs import CACHE
+from tape_ds.registration import TYPES
 from tape_ds.scoring import CHUNK
 
 
@@ -21,6 +23,27 @@ def reads_in_pieces(causal_lm: Any) -> bool:
     """Return whether reading a text in pieces, from a cache, is exact: an encoding of this project declares it with
     ``cache_exact``; transformers' models promise nothing."""
     return bool(getattr(getattr(causal_lm.base_model, "encoding", None), "cache_exact", False))
+
+
+def why_unshared(config: PreTrainedConfig) -> str | None:
+    """Return why questions that continue a cache of their text would get other replies than whole prompts do.
+
+    None: they get the same.
+    """
+    text_config = config.get_text_config()
+    rope: Any = getattr(text_config, "rope_parameters", None) or {}
+    # some models have one for each kind of layer
+    by_layer = [rope, *(each for each in rope.values() if isinstance(each, dict))]
+    follows_length = {"dynamic"}
+    if config.model_type not in TYPES:  # models of this project compute for one length, see models.used_at
+        follows_length.add("longrope")
+    for each in by_layer:
+        if each.get("rope_type") in follows_length:
+            return f"its rotations follow the length of what is read at once (rope_type {each['rope_type']})"
+    for layer in DynamicCache(config=config).layers:
+        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+            return f"its cache has states besides keys and values ({type(layer).__name__})"
+    return None
 
 
 def reply(
@@ -49,6 +72,36 @@ def reply(
     if reads_in_pieces(causal_lm):
         pieces = -(-(length or len(ids)) // chunk)
     return _continue(causal_lm, ids, cache, pieces, new_tokens, ends)
+
+
+def shared_beginning(prompts: Sequence[Sequence[int]]) -> int:
+    """Return how many tokens all prompts begin with, at most all but the last one of the shortest."""
+    shortest = min(len(ids) for ids in prompts)
+    for place in range(shortest - 1):
+        if len({ids[place] for ids in prompts}) > 1:
+            return place
+    return shortest - 1
+
+
+def replies_sharing(
+    causal_lm: Any,
+    prompts: Sequence[Sequence[int]],
+    *,
+    new_tokens: int,
+    ends: Sequence[int] = (),
+    chunk: int = CHUNK,
+) -> list[list[int]]:
+    """Return the reply to each prompt, as :func:`reply` does; what all begin with is read once.
+
+    The beginning is found in token ids, so that the model reads exactly those of each prompt. It must be a model that
+    :func:`why_unshared` allows.
+    """
+    shared = shared_beginning(prompts)
+    if shared == 0:
+        return [reply(causal_lm, ids, new_tokens=new_tokens, ends=ends, chunk=chunk) for ids in prompts]
+    rest = [ids[shared:] for ids in prompts]
+    reading: dict[str, Any] = {"new_tokens": new_tokens, "ends": ends, "chunk": chunk}
+    return list(replies_about(causal_lm, prompts[0][:shared], rest, **reading))
 
 
 def replies_about(

@@ -5,8 +5,9 @@ tokens (Hsieh et al. 2024, arXiv:2404.06654, Table 3), or 85 % of the model's ow
 Modarressi et al. 2025, arXiv:2502.05167). RULER's threshold is one of all 13 tasks; with fewer, another model would be
 at it.
 
-Scores are shares, 0 to 1. The questions of each task and length are resampled, and a probability is the share of the
-samples whose mean reaches the threshold.
+Scores are shares, 0 to 1. The texts of each task and length are resampled, each with all questions about it, which are
+not independent, and a probability is the share of the samples whose mean reaches the threshold. Where a text has one
+question, questions are resampled.
 """
 
 import math
@@ -14,21 +15,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from scipy.stats import t as student_t
 
 PUBLISHED_THRESHOLD = 0.856
 OWN_SHARE = 0.85
 RESAMPLES = 10_000
 Z_95 = 1.959963984540054  # the normal distribution has 95 % within as many standard deviations
 INTERVAL = (0.025, 0.975)
-Scores = dict[tuple[str, int], list[float]]
-"""Of every question, by task and length."""
+Texts = list[list[float]]
+"""The scores of a task and length: of each text, those of its questions."""
+Scores = dict[tuple[str, int], Texts]
+"""By task and length."""
 
 
 def scores_of(replies: Iterable[Mapping[str, Any]]) -> Scores:
-    found: Scores = {}
-    for reply in replies:
-        found.setdefault((reply["task"], reply["length"]), []).append(float(reply["score"]))
-    return found
+    """Return the scores of replies; a reply that names no ``text`` is the only one about its text."""
+    found: dict[tuple[str, int], dict[Any, list[float]]] = {}
+    for number, reply in enumerate(replies):
+        texts = found.setdefault((reply["task"], reply["length"]), {})
+        texts.setdefault(reply.get("text", ("alone", number)), []).append(float(reply["score"]))
+    return {key: list(texts.values()) for key, texts in found.items()}
 
 
 def figures(
@@ -45,20 +51,22 @@ def figures(
     lengths = sorted({length for _, length in scores})
     means = _resampled(scores, lengths, seed)
     cells = []
-    for (task, length), values in scores.items():
+    shared = any("text" in reply for reply in replies)
+    for (task, length), texts in scores.items():
         own = [reply for reply in replies if (reply["task"], reply["length"]) == (task, length)]
-        low, high = wilson(math.fsum(values), len(values))
-        cells.append(
-            {
-                "task": task,
-                "length": length,
-                "samples": len(values),
-                "score": math.fsum(values) / len(values),
-                "low": low,
-                "high": high,
-                "mean_tokens": math.fsum(reply["tokens"] for reply in own) / len(own),
-            }
-        )
+        low, high = interval(texts)
+        cell = {
+            "task": task,
+            "length": length,
+            "samples": len(own),
+            "score": _mean_of(texts),
+            "low": low,
+            "high": high,
+            "mean_tokens": math.fsum(reply["tokens"] for reply in own) / len(own),
+        }
+        if shared:
+            cell["texts"] = len(texts)
+        cells.append(cell)
     first = lengths[0]
     by_length = []
     for length in lengths:
@@ -92,24 +100,50 @@ def figures(
 def differences(scores: Scores, base: Scores, seed: int) -> list[dict[str, Any]]:
     """Return how much more a model scores than another at each length that both were asked, over the tasks of both.
 
-    Questions that both were asked are resampled together.
+    Texts about which both were asked are resampled together.
     """
-    common = {key for key in scores if key in base and len(scores[key]) == len(base[key])}
+    common = {key for key in scores if key in base and _sizes(scores[key]) == _sizes(base[key])}
     gains: Scores = {}
     for key in sorted(common):
-        gains[key] = [own - theirs for own, theirs in zip(scores[key], base[key], strict=True)]
+        gains[key] = []
+        for own, theirs in zip(scores[key], base[key], strict=True):
+            gains[key].append([mine - other for mine, other in zip(own, theirs, strict=True)])
     lengths = sorted({length for _, length in common})
     means = _resampled(gains, lengths, seed)
     rows = []
     for length in lengths:
         low, high = np.quantile(means[length], INTERVAL).tolist()
-        theirs = {key: base[key] for key in gains}
-        row = {"length": length, "tasks": sum(of == length for _, of in gains), "base": _mean(theirs, length)}
+        of_both = {key: base[key] for key in gains}
+        row = {"length": length, "tasks": sum(of == length for _, of in gains), "base": _mean(of_both, length)}
         rows.append(row | {"difference": _mean(gains, length), "low": low, "high": high})
     return rows
 
 
-def wilson(total: float, samples: int) -> tuple[float, float]:
+def interval(texts: Texts) -> tuple[float, float]:
+    """Return the 95 % interval of a mean: Wilson's, for as many independent questions as say the same.
+
+    Questions of one text are not independent. Their number is divided by the design effect, the variance of the mean
+    over texts divided by that of as many independent questions, and by the square of Student's t for so few texts
+    against that for so many questions (Korn and Graubard 1998, Survey Methodology 24, 193-201). The result is no less
+    than the number of texts, and exactly that where all questions have the same score, so that the effect is unknown.
+    """
+    sizes = _sizes(texts)
+    questions = sum(sizes)
+    share = _mean_of(texts)
+    if len(texts) == questions:
+        return wilson(math.fsum(scores[0] for scores in texts), questions)
+    independent = float(len(texts))
+    if 0 < share < 1 and len(texts) > 1:
+        off = [math.fsum(scores) - share * size for scores, size in zip(texts, sizes, strict=True)]
+        variance = math.fsum(each**2 for each in off) * len(texts) / (len(texts) - 1) / questions**2
+        effect = max(1.0, variance * questions / (share * (1 - share)))
+        few = student_t.ppf(INTERVAL[1], len(texts) - 1)
+        many = student_t.ppf(INTERVAL[1], questions - 1)
+        independent = max(independent, float(questions / effect * (many / few) ** 2))
+    return wilson(share * independent, independent)
+
+
+def wilson(total: float, samples: float) -> tuple[float, float]:
     """Return Wilson's 95 % interval of a mean of shares (Wilson 1927); wider than needed where scores lie between 0 and
     1, since no shares vary more than right and wrong answers do."""
     share = total / samples
@@ -119,22 +153,33 @@ def wilson(total: float, samples: int) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
+def _sizes(texts: Texts) -> list[int]:
+    return [len(scores) for scores in texts]
+
+
+def _mean_of(texts: Texts) -> float:
+    """Return the mean over questions."""
+    return math.fsum(score for scores in texts for score in scores) / sum(_sizes(texts))
+
+
 def _mean(scores: Scores, length: int) -> float:
     """Return the mean of the tasks' means, as RULER takes it."""
-    of_tasks = [math.fsum(values) / len(values) for (_, of), values in scores.items() if of == length]
+    of_tasks = [_mean_of(texts) for (_, of), texts in scores.items() if of == length]
     return math.fsum(of_tasks) / len(of_tasks)
 
 
 def _resampled(scores: Scores, lengths: Sequence[int], seed: int) -> dict[int, np.ndarray]:
-    """Return means of resampled questions, fp64 [RESAMPLES], by length."""
+    """Return means of resampled texts, fp64 [RESAMPLES], by length."""
     found = {}
     for length in lengths:
         generator = np.random.default_rng((seed, length))
         of_tasks = []
-        for (_, of), values in scores.items():
+        for (_, of), texts in scores.items():
             if of == length:
-                chosen_RN = generator.integers(len(values), size=(RESAMPLES, len(values)))
-                of_tasks.append(np.array(values)[chosen_RN].mean(axis=1))
+                sums_N = np.array([math.fsum(values) for values in texts])
+                sizes_N = np.array(_sizes(texts))
+                chosen_RN = generator.integers(len(texts), size=(RESAMPLES, len(texts)))
+                of_tasks.append(sums_N[chosen_RN].sum(axis=1) / sizes_N[chosen_RN].sum(axis=1))
         found[length] = np.mean(of_tasks, axis=0)
     return found
 

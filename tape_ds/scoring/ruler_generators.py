@@ -8,6 +8,7 @@ numbers, so that its texts depend on what was drawn before. Nothing of lm-eval i
 import contextlib
 import importlib.util
 import json
+import math
 import random
 import sys
 from bisect import bisect_right
@@ -197,6 +198,11 @@ class Generators:
         module.datasets = essays  # type: ignore[attr-defined]
         return module
 
+    @property
+    def needle(self) -> str:
+        """lm-eval's sentence of a needle, with ``{type_needle_v}``, ``{key}`` and ``{value}``."""
+        return str(self._prepare_niah.NEEDLE)
+
     def check_qa(self) -> list[Problem]:
         """Return a problem for each file of questions that lm-eval's reader does not take."""
         problems = []
@@ -242,20 +248,42 @@ def configuration(task: str) -> dict[str, Any]:
 
 
 @cache
-def hides_in_essays(task: str) -> bool:
-    """Return whether a task hides its needles in essays."""
+def needles(task: str) -> Mapping[str, Any] | None:
+    """Return how a task hides its needles: the options of lm-eval's ``generate_samples``; None if it hides none."""
     module_name, _, function = Path(str(configuration(task)["custom_dataset"])).name.partition(".")
     if module_name != "niah_utils":
-        return False
-    haystacks = []
+        return None
+    recorded: list[dict[str, Any]] = []
+
+    def record(*_: Any, **options: Any) -> list[Any]:
+        recorded.append(options)
+        return []
+
     recorder = ModuleType("prepare_niah")
-    recorder.get_haystack = lambda type_haystack: haystacks.append(type_haystack)  # type: ignore[attr-defined]
-    recorder.generate_samples = lambda *_, **__: []  # type: ignore[attr-defined]
+    recorder.get_haystack = lambda **_: ""  # type: ignore[attr-defined]
+    recorder.generate_samples = record  # type: ignore[attr-defined]
     module = vars(_execute(module_name, {f"{PACKAGE}.prepare_niah": recorder}))
     module["get_tokenizer"] = lambda *_, **__: None
-    module["download_dataset"] = list
+    module["download_dataset"] = lambda samples: [list(each) for each in samples]
     module[function](max_seq_lengths=[SHORTEST])
-    return "essay" in haystacks
+    return recorded[0]
+
+
+def hides_in_essays(task: str) -> bool:
+    """Return whether a task hides its needles in essays."""
+    hidden = needles(task)
+    return hidden is not None and hidden["type_haystack"] == "essay"
+
+
+def keys_in_text(task: str) -> float:
+    """Return how many keys a text of the task holds that its question can be about, one by one; infinity where that
+    depends on the text's length."""
+    hidden = needles(task)
+    if hidden is None or hidden.get("num_needle_q", 1) * hidden.get("num_needle_v", 1) > 1:
+        return 1
+    if hidden["type_haystack"] == "needle":
+        return math.inf
+    return int(hidden.get("num_needle_k", 1))
 
 
 @cache

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tape_ds.data.prompting import prompt_ids
 from tape_ds.errors import Problem
 from tape_ds.numbers import length as length_label
-from tape_ds.scoring import ruler_generators
+from tape_ds.scoring import ruler_generators, ruler_texts
 from tape_ds.scoring.ruler_generators import Generators, NoQuestionError
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ class RulerQuestion:
     """Of the reply, at most."""
     document: Mapping[str, Any]
     """As lm-eval draws it; ``outputs`` are the answers."""
+    text: int
+    """Number of its text. Questions of one text are not independent."""
 
     @property
     def name(self) -> str:
@@ -66,30 +68,57 @@ def draw(
     *,
     chat: bool = False,
     seed: int | None = None,
+    per_text: int = 1,
 ) -> DrawnTask:
     """Return ``samples`` questions of a task that have at most ``length`` tokens with their reply.
 
     Args:
         chat: whether the model's chat template is around the text; the answer's prefix begins the model's turn.
         seed: see :meth:`tape_ds.scoring.ruler_generators.Generators.draw`.
+        per_text: questions about each text; the first is lm-eval's own, the others are about other keys.
 
     Raises:
         NoQuestionError: no question fits.
+        TooFewKeysError: a text holds fewer keys than ``per_text``.
     """
     new_tokens = reply_tokens(task)
     room = 0
+    texts = -(-samples // per_text)
     for _ in range(ROUNDS):
-        documents = generators.draw(task, tokenizer, length, samples, room=room, seed=seed)
-        texts = prompts(task, documents, tokenizer, chat=chat)
+        drawn = generators.draw(task, tokenizer, length, texts, room=room, seed=seed)
+        documents = []
+        for document in drawn:
+            documents += _about(generators, task, document, per_text, seed)
+        documents = documents[:samples]
+        written = prompts(task, documents, tokenizer, chat=chat)
         questions = []
-        for number, (document, text) in enumerate(zip(documents, texts, strict=True)):
-            ids = tuple(prompt_ids(text, tokenizer))
-            questions.append(RulerQuestion(task, length, number, ids, new_tokens, document))
+        for number, (document, prompt) in enumerate(zip(documents, written, strict=True)):
+            ids = tuple(prompt_ids(prompt, tokenizer))
+            question = RulerQuestion(task, length, number, ids, new_tokens, document, number // per_text)
+            questions.append(question)
         excess = max(len(question.ids) for question in questions) + new_tokens - length
         if excess <= 0:
             return DrawnTask(tuple(questions), room)
         room += excess
     raise NoQuestionError("no size of its texts was found")
+
+
+def _about(
+    generators: Generators, task: str, document: Mapping[str, Any], count: int, seed: int | None
+) -> list[dict[str, Any]]:
+    """Return the documents of a text's questions."""
+    if count == 1:
+        return [dict(document)]
+    chosen = f"{seed} {task} {document['max_length']} {document['index']}"
+    return ruler_texts.questions_about(document, generators.needle, count, chosen)
+
+
+def by_text(questions: Sequence[RulerQuestion]) -> list[tuple[RulerQuestion, ...]]:
+    """Return the questions of each text together."""
+    found: dict[tuple[str, int, int], list[RulerQuestion]] = {}
+    for question in questions:
+        found.setdefault((question.task, question.length, question.text), []).append(question)
+    return [tuple(asked) for asked in found.values()]
 
 
 def prompts(
@@ -161,6 +190,15 @@ def check(
 def too_short(task: str, length: int, error: NoQuestionError) -> Problem:
     wrong = f"too short for {task} with this tokenizer ({error})"
     return Problem("lengths", length, wrong, f"leave out {length_label(length)}, or leave {task} out of the tasks")
+
+
+def too_few_keys(task: str, asked: int, keys: int, tokens: int | None = None) -> Problem:
+    where = "" if tokens is None else f" at {length_label(tokens)}"
+    wrong = f"a text of {task}{where} holds {keys} keys to ask about"
+    remedy = f"give {keys} or less, or leave {task} out of the tasks"
+    if keys == 1:
+        remedy = f"leave it out, or leave {task} out of the tasks"
+    return Problem("questions_per_text", asked, wrong, remedy)
 
 
 def fingerprint(questions: Sequence[RulerQuestion]) -> str:

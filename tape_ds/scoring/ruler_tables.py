@@ -21,8 +21,11 @@ RULES = {
 def write(figures: Mapping[str, Any], folder: Path, title: str) -> list[Path]:
     """Write ``ruler.csv``, ``ruler.md`` and ``ruler.png`` into ``folder``."""
     csv_file, table_file, picture = files(folder, "ruler")
-    rows = [[cell[name] for name in FIELDS] for cell in figures["cells"]]
-    storage.write_text(csv_file, storage.as_csv(FIELDS, rows))
+    fields = [*FIELDS]
+    if "questions_per_text" in figures:
+        fields.append("texts")
+    rows = [[cell[name] for name in fields] for cell in figures["cells"]]
+    storage.write_text(csv_file, storage.as_csv(fields, rows))
     storage.write_text(table_file, f"# {title}\n\n{summary(figures)}\n\n{table(figures)}\n")
     draw(figures, picture, title)
     return [csv_file, table_file, picture]
@@ -47,10 +50,21 @@ def summary(figures: Mapping[str, Any]) -> str:
         lines.append(f"- {length_label(row['length'])}: {row['difference']:+.1%} ({spread}) from {figures['against']}")
     tasks = max(each["tasks"] for each in figures["lengths"])
     lines.append(f"- Asked: {tasks} of RULER's 13 tasks, essays from {figures['haystack']}")
+    if "questions_per_text" in figures:
+        lines.append(f"- {per_text(figures['questions_per_text'])}; intervals are of texts, not of questions")
     if figures["not_asked"]:
         lines.append(f"- Not asked: {', '.join(figures['not_asked'])}")
     lines.append("- Numbers with another haystack, other tasks or another form (base, chat) do not compare")
     return "\n".join(lines)
+
+
+def per_text(numbers: Mapping[str, int]) -> str:
+    """Return how many questions each text of a task has, in words."""
+    found = []
+    for number in sorted(set(numbers.values()), reverse=True):
+        tasks = [task for task in numbers if numbers[task] == number]
+        found.append(f"{number} of {', '.join(tasks)}")
+    return f"Questions about a text: {'; '.join(found)}"
 
 
 def table(figures: Mapping[str, Any]) -> str:

@@ -1,5 +1,8 @@
 """Passkey prompts: the published text, exactly as long as asked for, and a function of seed, trial and length."""
 
+import hashlib
+import json
+
 import pytest
 
 from tape_ds.data import passkey
@@ -157,3 +160,19 @@ def test_the_published_keys_and_places(seed, place, key):
     """What ``numpy.random.seed(seed)``, ``randint(0, 3072)``, ``randint(1, 50000)`` give, in this order."""
     prompt = published(Letters(), [1000])[seed].write()
     assert (len(prompt.text.split("\n")[1]), prompt.key, prompt.trial) == (place, key, seed)
+
+
+def digest(prompts):
+    kept = [(each.length, each.trial, each.key, each.depth, each.ids) for each in prompts]
+    return hashlib.sha256(json.dumps(kept).encode()).hexdigest()[:16]
+
+
+def test_stored_results_were_asked_these_prompts():
+    """Another prompt for the same seed would change what stored numbers are of, by no one's notice."""
+    letters = Letters()
+    assert digest(draw(letters, [600, 1000], 3, 5)) == "29b2cf7c1c80fc0a"
+    assert digest(draw(letters, [600, 1000], 3, 5, "pose")) == "1d1dfba51bfced33"
+    for form, expected in (("longlora", "a1ce0a8ecfaf973f"), ("pose", "b27539fb27f9ece5")):
+        questions = grid(letters, [600, 1000], [0.0, 0.5, 1.0], 2, seed=5, form=form, reply=10)
+        assert digest(question.write() for question in questions) == expected
+    assert digest(question.write() for question in published(letters, [1000, 3000], 3)) == "fca2a5779fe168c7"

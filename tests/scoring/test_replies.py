@@ -9,9 +9,11 @@ from transformers import (
     GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
+    Phi3Config,
 )
+from transformers import Lfm2Config as LfmConfig
 
-from tape_ds.scoring.replies import replies_about, reply
+from tape_ds.scoring.replies import replies_about, replies_sharing, reply, shared_beginning, why_unshared
 from tests.models.helpers import VOCABULARY, tiny_model, tokens
 
 SIZES = {
@@ -76,6 +78,57 @@ def test_a_shared_text_gives_each_question_the_reply_that_it_gets_alone(name):
     questions = [text(seed, length=7 + seed) for seed in (4, 5, 6)]
     found = list(replies_about(model, shared, questions, new_tokens=NEW_TOKENS, chunk=25))
     assert found == [reply(model, shared + question, new_tokens=NEW_TOKENS, chunk=25) for question in questions]
+
+
+@pytest.mark.parametrize("name", ["llama yarn", "gemma2", "tape"])
+def test_prompts_with_one_beginning_get_the_replies_that_they_get_alone(name):
+    """One prompt is the beginning of another, and one is there twice."""
+    model = model_of(name)
+    shared = text(3)
+    prompts = [shared + text(seed, length=6 + seed) for seed in (4, 5)]
+    prompts += [prompts[0][:-2], prompts[1]]
+    assert why_unshared(model.config) is None and shared_beginning(prompts) == len(shared)
+    found = replies_sharing(model, prompts, new_tokens=NEW_TOKENS, chunk=25)
+    assert found == [reply(model, ids, new_tokens=NEW_TOKENS, chunk=25) for ids in prompts]
+
+
+def test_prompts_without_a_common_beginning_are_read_one_by_one():
+    model = model_of("llama yarn")
+    prompts = [[5, *text(1, 20)], [6, *text(1, 20)]]
+    assert shared_beginning(prompts) == 0
+    found = replies_sharing(model, prompts, new_tokens=3)
+    assert found == [reply(model, ids, new_tokens=3) for ids in prompts]
+
+
+def test_a_shared_beginning_leaves_each_prompt_a_token():
+    assert shared_beginning([[1, 2, 3], [1, 2, 4]]) == 2
+    assert shared_beginning([[1, 2, 3], [1, 2]]) == 1
+    assert shared_beginning([[1, 2, 3], [1, 2, 3]]) == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (LlamaConfig(**SIZES, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}), "dynamic"),
+        (
+            Phi3Config(
+                **SIZES,
+                original_max_position_embeddings=32,
+                rope_parameters={
+                    "rope_type": "longrope",
+                    "rope_theta": 1e4,
+                    "short_factor": [1.0] * 4,
+                    "long_factor": [2.0] * 4,
+                    "original_max_position_embeddings": 32,
+                },
+            ),
+            "longrope",
+        ),
+        (LfmConfig(**SIZES, layer_types=["conv", "full_attention"] * 2), "LinearAttentionLayer"),
+    ],
+)
+def test_models_that_read_a_text_otherwise_with_its_question_are_named(config, reason):
+    assert reason in why_unshared(config)
 
 
 def test_a_reply_without_a_cache_is_the_same():

@@ -1,15 +1,16 @@
-"""RULER's generators: lm-eval's own documents, whatever was drawn before, and an end where lm-eval has none."""
+"""RULER's generators: lm-eval's own documents and prompts, whatever was drawn before, and an end where it has none."""
 
-import importlib
 import json
 import random
-import re
+import sys
+from pathlib import Path
 
+import lm_eval
 import numpy as np
 import pytest
 from numpy.random import PCG64, Generator
 
-from tape_ds.scoring import ruler_generators
+from tape_ds.scoring import ruler_generators, ruler_questions
 from tape_ds.scoring.ruler_generators import QA_FILES, Generators, NoQuestionError, SortedPairs
 from tests.scoring.ruler_tokenizers import tokenizer
 
@@ -39,45 +40,63 @@ def generators(**files):
     return Generators(lambda: ESSAYS, files)
 
 
-def drawn_by_lm_eval(task, folder, length, monkeypatch):
-    """What lm-eval draws for a task with the tokenizer of a folder."""
+def task_of_lm_eval(task, folder, length, monkeypatch):
+    """lm-eval's own task, built as its command does: with its seeds, and the tokenizer of a folder."""
     import datasets
     import nltk
+    from lm_eval.api.task import ConfigurableTask
+    from lm_eval.tasks._yaml_loader import _import_fun_from_str, load_yaml
 
     monkeypatch.setattr(nltk, "sent_tokenize", ruler_generators.sentence_splitter()[1])
     monkeypatch.setattr(nltk.data, "find", lambda name: name)
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: {"text": ESSAYS})
-    found = re.fullmatch(r".*/(\w+)\.(\w+)", ruler_generators.configuration(task)["custom_dataset"])
-    module = importlib.import_module(f"lm_eval.tasks.ruler.{found[1]}")
-    if found[1] == "cwe_utils":
-        importlib.reload(module)  # it remembers what was drawn before
+    # it remembers what was drawn before
+    monkeypatch.delitem(sys.modules, "lm_eval.tasks.ruler.cwe_utils", raising=False)
+    ruler = Path(lm_eval.__file__).parent / "tasks" / "ruler"
+    (file,) = [file for file in ruler.glob("*.yaml") if f"task: {task}\n" in _named_as_asked(file)]
+    config = load_yaml(file, resolve_func=False)
+    # the functions of this file alone: included ones would list six million words
+    for named in (config, *config["metric_list"]):
+        for name in named.keys() & {"custom_dataset", "process_results", "aggregation"}:
+            named[name] = _import_fun_from_str(named[name])
+    config["metadata"] = {**config["metadata"], "tokenizer": str(folder), "max_seq_lengths": [length]}
     random.seed(0)
     np.random.seed(1234)
-    return getattr(module, found[2])(max_seq_lengths=[length], tokenizer=str(folder))["test"].to_list()
+    return ConfigurableTask(config=config)
+
+
+def _named_as_asked(file):
+    return file.read_text().replace("task: ruler_", "task: ")
 
 
 GENERATED = tuple(task for task in ruler_generators.tasks() if task not in QA_FILES)
 
 
-def same_documents(task, length, tmp_path, monkeypatch, room=20):
+def same_prompts(task, length, tmp_path, monkeypatch, room=20):
     """lm-eval measures with a tokenizer that has the room's tokens after each text; its 500 begin with ours."""
     tokenizer(room=room).save_pretrained(tmp_path)
-    theirs = drawn_by_lm_eval(task, tmp_path, length, monkeypatch)
+    theirs = task_of_lm_eval(task, tmp_path, length, monkeypatch)
     ours = generators().draw(task, tokenizer(), length, 7, room=room)
-    assert len(theirs) == 500 and len(ours) == 7
-    assert ours == theirs[:7]
+    documents = list(theirs.test_docs())
+    assert len(documents) == 500 and len(ours) == 7
+    assert ours == documents[:7]
+    theirs.build_all_requests(limit=7)
+    asked = [request.args for request in theirs.instances]
+    assert ruler_questions.prompts(task, ours, tokenizer(), chat=False) == [prompt for prompt, _ in asked]
+    assert all(options["max_gen_toks"] == ruler_questions.reply_tokens(task) for _, options in asked)
+    assert all(prompt.endswith(document["gen_prefix"]) for (prompt, _), document in zip(asked, ours, strict=True))
 
 
 @pytest.mark.parametrize("task", ["vt", "cwe"])
-def test_documents_are_lm_evals(task, tmp_path, monkeypatch):
-    same_documents(task, 1024, tmp_path, monkeypatch)
+def test_prompts_are_lm_evals(task, tmp_path, monkeypatch):
+    same_prompts(task, 1024, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("length", [1024, 4096])
 @pytest.mark.parametrize("task", GENERATED)
-def test_documents_of_every_task_are_lm_evals(task, length, tmp_path, monkeypatch):
-    same_documents(task, length, tmp_path, monkeypatch)
+def test_prompts_of_every_task_are_lm_evals(task, length, tmp_path, monkeypatch):
+    same_prompts(task, length, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow

@@ -38,7 +38,8 @@ def test_every_task_fits(task, length):
         try:
             fits(task, length, "letters", False)
         except NoQuestionError:
-            assert length == 1024
+            # 10 frequent words 30 times each, with an example, have more letters than that
+            assert length == 1024 or task == "cwe"
 
 
 def test_a_base_prompt_ends_with_the_answers_prefix_and_a_chat_continues_it():

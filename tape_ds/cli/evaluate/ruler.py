@@ -11,6 +11,9 @@ whatever the tokenizer. Five tasks hide needles in essays: --haystack names them
 texts of an installed package. Numbers with another haystack do not compare. The two tasks about documents are asked
 if --squad and --hotpot name their files. Replies are greedy.
 
+--questions_per_text 5 asks tasks whose texts hold several keys (niah_multikey_1, 2 and 3) 5 questions about each text,
+which is read once; --samples stays the number of questions, and intervals are those of texts.
+
 Effective lengths, by RULER's threshold (85.6 %) and by the model's own (85 % of its score at the shortest length), come
 with the probability that they are reached. Written to the folder of results: ``ruler.json`` (every reply),
 ``ruler.csv``, ``ruler.md``, ``ruler.png``. An interrupted evaluation resumes with the next question when the same
@@ -38,6 +41,10 @@ if TYPE_CHECKING:
 NAME = "ruler"
 LENGTHS = (4096, 8192, 16384)
 SAMPLES = 25
+INTERVALS = (
+    "scores: Wilson's for the effective number of questions (Korn and Graubard 1998), since those of one text are not "
+    "independent; means, differences and probabilities: texts are resampled"
+)
 
 
 @command
@@ -48,19 +55,24 @@ def main(argv: list[str] | None = None) -> int:
     from tape_ds.scoring import heat_maps, models, resumable, ruler_questions, ruler_tables
     from tape_ds.scoring.resumable import Cost
 
-    base = read_base(options.against, problems)
     tasks = choose_tasks(options, problems)
+    per_text = share_texts(options, tasks, problems)
+    base = read_base(options, problems)
     found: FoundModel | None = None
     with collecting(problems):
         found = models.find(options)
     if found is None:  # its tokenizer measures everything else
         raise UserError(problems)
     problems += models.check_lengths("--lengths", options.lengths, found)
-    drawn, source = draw(options, tasks, found, problems)
+    problems += check_sharing(options, found)
+    drawn, source = draw(options, per_text, found, problems)
 
     questions = [question for each in drawn for question in each.questions]
     config: dict[str, Any] = {name: vars(options)[name] for name in ("lengths", "samples", "chat", "chunk")}
     config |= {"tasks": tasks, "sentences": splitter(tasks)}
+    shared = options.questions_per_text > 1
+    if shared:
+        config["questions_per_text"] = options.questions_per_text
     data = {"questions": ruler_questions.fingerprint(questions), source.spec: source.fingerprint()}
     if options.against is not None:
         data["against"] = storage.digest(base_file(options.against))
@@ -80,16 +92,22 @@ def main(argv: list[str] | None = None) -> int:
 
         model = found.load()
         cost = Cost(found.device)
-        longest_first = sorted(questions, key=lambda question: -len(question.ids))
+        texts = ruler_questions.by_text(questions)
+        longest_first = sorted(texts, key=lambda asked: -len(asked[0].ids))
         ask = partial(answer, model, found.tokenizer(), options.chunk)
-        answered = work.run_jobs([(question.name, question) for question in longest_first], ask)
-        replies = [row(question, answered[question.name]) for question in questions]
+        answered = work.run_jobs([(asked[0].name, asked) for asked in longest_first], ask)
+        replies = []
+        for asked in texts:
+            for question, answer_to_it in zip(asked, answered[asked[0].name], strict=True):
+                replies.append(row(question, answer_to_it, shared))
         figures = ruler.figures(replies, seed=options.seed, against=base)
-        asked = {task: [each.room for each in drawn if each.questions[0].task == task] for task in tasks}
-        figures |= {"haystack": source.spec, "not_asked": not_asked(tasks), "room": asked}
+        room = {task: [each.room for each in drawn if each.questions[0].task == task] for task in tasks}
+        figures |= {"haystack": source.spec, "not_asked": not_asked(tasks), "room": room}
+        if shared:
+            figures |= {"questions_per_text": per_text, "intervals": INTERVALS}
         if options.against is not None:
             figures["against"] = options.against
-        tokens = sum(len(question.ids) for question in questions)
+        tokens = sum(tokens_read(asked) for asked in texts)
         return {**figures, "cost": cost.taken(prompt_tokens=tokens)}
 
     def show(figures: Mapping[str, Any]) -> None:
@@ -99,6 +117,8 @@ def main(argv: list[str] | None = None) -> int:
 
     if is_main_process():
         print(f"{NAME}: {len(questions):,} questions of {len(tasks)} tasks", flush=True)
+        if shared:
+            print(f"{NAME}: {ruler_tables.per_text(per_text)}", flush=True)
     return work.run(ask_all, show, overwrite=options.overwrite, tables=heat_maps.files(work.folder, NAME))
 
 
@@ -120,6 +140,13 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]
     group.add_argument(
         "--samples", type=int, default=SAMPLES, help="of each task and length, 500 at most (default: %(default)s)"
     )
+    group.add_argument(
+        "--questions_per_text",
+        type=int,
+        default=1,
+        metavar="K",
+        help="about each text that holds several keys, which is then read once (default: 1)",
+    )
     group.add_argument("--chat", action="store_true", help="ask in the form of the model's chat template")
     group.add_argument("--haystack", metavar="SPEC", help="data of the essays' place, as in recipes")
     group.add_argument("--squad", metavar="FILE", help="SQuAD's dev-v2.0.json, for the task qa_squad")
@@ -131,7 +158,11 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]
         "--chunk", type=int, default=CHUNK, help="tokens of a prompt read at once (default: %(default)s)"
     )
     options = parser.parse_args(argv)
-    problems = below_one(options, "chunk", "samples")
+    problems = below_one(options, "chunk", "samples", "questions_per_text")
+    if options.questions_per_text > max(1, options.samples):
+        wrong = f"more than the questions of a task and length (--samples {options.samples})"
+        remedy = f"give {max(1, options.samples)} or less, or more --samples"
+        problems.append(Problem("--questions_per_text", options.questions_per_text, wrong, remedy))
     if options.seed < 0:
         problems.append(Problem("--seed", options.seed, "below 0", "give 0 or more"))
     for name in ("lengths", "tasks"):
@@ -161,8 +192,35 @@ def choose_tasks(options: argparse.Namespace, problems: list[Problem]) -> list[s
     return [task for task in tasks() if task in options.tasks]
 
 
+def share_texts(options: argparse.Namespace, tasks: Sequence[str], problems: list[Problem]) -> dict[str, int]:
+    """Return how many questions are asked about each text, by task."""
+    from tape_ds.scoring.ruler_generators import keys_in_text
+
+    asked = max(1, options.questions_per_text)
+    found = {}
+    for task in tasks:
+        found[task] = asked if keys_in_text(task) > 1 else 1
+    if asked > 1 and tasks and max(found.values()) == 1:
+        wrong = "no text of these tasks holds several keys to ask about one by one"
+        problems.append(Problem("--questions_per_text", asked, wrong, "leave it out"))
+    return found
+
+
+def check_sharing(options: argparse.Namespace, model: "FoundModel") -> list[Problem]:
+    """Return a problem if this model cannot read a text once for several questions."""
+    from tape_ds.scoring import replies
+
+    if options.questions_per_text <= 1:
+        return []
+    reason = replies.why_unshared(model.changed or model.config)
+    if reason is None:
+        return []
+    wrong = f"{model.name_or_path} would answer otherwise than to each prompt alone: {reason}"
+    return [Problem("--questions_per_text", options.questions_per_text, wrong, "leave it out")]
+
+
 def draw(
-    options: argparse.Namespace, tasks: Sequence[str], model: "FoundModel", problems: list[Problem]
+    options: argparse.Namespace, per_text: Mapping[str, int], model: "FoundModel", problems: list[Problem]
 ) -> tuple[list["DrawnTask"], "Source"]:
     """Return the questions of every task and length, and the haystack.
 
@@ -171,8 +229,10 @@ def draw(
     """
     from tape_ds.data.sources import parse_all
     from tape_ds.scoring import ruler_questions
-    from tape_ds.scoring.ruler_generators import QA_FILES, Generators, NoQuestionError, hides_in_essays
+    from tape_ds.scoring.ruler_generators import QA_FILES, Generators, NoQuestionError, hides_in_essays, keys_in_text
+    from tape_ds.scoring.ruler_texts import TooFewKeysError
 
+    tasks = list(per_text)
     spec = options.haystack or ruler_questions.HAYSTACK
     sources: list[Source] = []
     texts: list[str] = []
@@ -192,6 +252,11 @@ def draw(
     if options.chat and tokenizer.chat_template is None:
         wrong = "the tokenizer has no chat template"
         problems.append(Problem("--chat", True, wrong, "leave it out, or name a --tokenizer that has one"))
+    for task in tasks:
+        if keys_in_text(task) < per_text[task]:  # of other tasks it depends on the length
+            keys = int(keys_in_text(task))
+            problem = ruler_questions.too_few_keys(task, per_text[task], keys)
+            problems.append(replace(problem, field="--questions_per_text"))
     with collecting(problems, "--{}"):
         raise_if_any(ruler_questions.check(tasks, options.lengths, options.samples, tokenizer, texts, spec))
     raise_if_any(problems)  # before texts are made, which takes seconds for long ones
@@ -199,33 +264,57 @@ def draw(
     for task in tasks:
         for tokens in options.lengths:
             # with seed 0, the default, lm-eval's own seeds
-            keywords = {"chat": options.chat, "seed": options.seed or None}
+            keywords = {"chat": options.chat, "seed": options.seed or None, "per_text": per_text[task]}
             try:
                 drawn.append(ruler_questions.draw(generators, task, tokenizer, tokens, options.samples, **keywords))
             except NoQuestionError as error:
                 problem = ruler_questions.too_short(task, tokens, error)
                 problems.append(replace(problem, field="--lengths"))
+            except TooFewKeysError as error:
+                problem = ruler_questions.too_few_keys(task, per_text[task], error.keys, tokens)
+                problems.append(replace(problem, field="--questions_per_text"))
     raise_if_any(problems)
     return drawn, sources[0]
 
 
-def answer(model: Any, tokenizer: Any, chunk: int, question: "RulerQuestion") -> dict[str, Any]:
-    """Return the reply to a question and its score."""
+def answer(model: Any, tokenizer: Any, chunk: int, asked: Sequence["RulerQuestion"]) -> list[dict[str, Any]]:
+    """Return the replies to the questions about a text, and their scores."""
     from tape_ds.scoring import generation, models, replies, ruler_questions
     from tape_ds.scoring.losses import bare, evaluating
 
     ends = generation.ends_of(model, tokenizer)
     causal_lm = bare(model)
-    with models.used_at(model, question.length), evaluating(causal_lm):
-        ids = replies.reply(causal_lm, question.ids, new_tokens=question.new_tokens, ends=ends, chunk=chunk)
-    reply = tokenizer.decode(ids, skip_special_tokens=True)
-    return {"reply": reply, "score": ruler_questions.score(question.task, question.document, reply)}
+    first = asked[0]
+    reading: dict[str, Any] = {"new_tokens": first.new_tokens, "ends": ends, "chunk": chunk}
+    with models.used_at(model, first.length), evaluating(causal_lm):
+        if len(asked) == 1:
+            answered = [replies.reply(causal_lm, first.ids, **reading)]
+        else:
+            answered = replies.replies_sharing(causal_lm, [question.ids for question in asked], **reading)
+    rows = []
+    for question, ids in zip(asked, answered, strict=True):
+        reply = tokenizer.decode(ids, skip_special_tokens=True)
+        scored = ruler_questions.score(question.task, question.document, reply)
+        rows.append({"reply": reply, "score": scored})
+    return rows
 
 
-def row(question: "RulerQuestion", answered: Mapping[str, Any]) -> dict[str, Any]:
+def row(question: "RulerQuestion", answered: Mapping[str, Any], shared: bool) -> dict[str, Any]:
     """Return what is stored of a question and its reply."""
     place = {"task": question.task, "length": question.length, "question": question.number}
+    if shared:
+        place["text"] = question.text
     return {**place, "tokens": len(question.ids), "answers": question.document["outputs"], **answered}
+
+
+def tokens_read(asked: Sequence["RulerQuestion"]) -> int:
+    """Return the tokens of a text and its questions, each read once."""
+    from tape_ds.scoring.replies import shared_beginning
+
+    if len(asked) == 1:
+        return len(asked[0].ids)
+    shared = shared_beginning([question.ids for question in asked])
+    return shared + sum(len(question.ids) - shared for question in asked)
 
 
 def splitter(tasks: Sequence[str]) -> str | None:
@@ -246,18 +335,30 @@ def base_file(given: str) -> Path:
     return path / f"{NAME}.json" if path.is_dir() else path
 
 
-def read_base(given: str | None, problems: list[Problem]) -> list[Mapping[str, Any]] | None:
+def read_base(options: argparse.Namespace, problems: list[Problem]) -> list[Mapping[str, Any]] | None:
     """Return the stored replies of the model to compare with."""
+    given: str | None = options.against
     if given is None:
         return None
     from tape_ds import results
 
     file = base_file(given)
+    names = ("task", "length", "score", "text")
     try:
-        replies = results.load(file).figures["replies"]
-        return [{"task": each["task"], "length": each["length"], "score": each["score"]} for each in replies]
+        stored = results.load(file)
+        replies: list[Mapping[str, Any]] = []
+        for each in stored.figures["replies"]:
+            replies.append({name: each[name] for name in names if name in each})
+        if not all({"task", "length", "score"} <= each.keys() for each in replies):
+            raise KeyError("score")
     except (OSError, KeyError, TypeError, ValueError, json.JSONDecodeError) as error:
         wrong = f"{file.name} in it is no result of this command ({type(error).__name__})"
         remedy = "name the folder of results that 'tape-ds evaluate ruler' wrote for the base"
         problems.append(Problem("--against", given, wrong, remedy))
         return None
+    theirs = stored.config.get("questions_per_text", 1)
+    if theirs != options.questions_per_text:
+        wrong = f"its texts were asked {theirs} questions each, these {options.questions_per_text}"
+        remedy = f"give --questions_per_text {theirs}, or compare with a result of as many questions"
+        problems.append(Problem("--against", given, wrong, remedy))
+    return replies

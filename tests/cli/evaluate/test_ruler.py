@@ -1,6 +1,7 @@
 """``tape-ds evaluate ruler``: from the command line to the stored scores, off the network, resumed to equal bytes."""
 
 import json
+import shutil
 import socket
 import subprocess
 import sys
@@ -69,6 +70,102 @@ def test_killed_three_times_it_ends_with_the_same_bytes(base, whole, tmp_path, m
     assert evaluate(base, tmp_path, *SMALL) == 0
     assert asked.count("answered") == 8, "no question is asked twice"
     assert files(tmp_path) == files(whole)
+
+
+SHARED = ["--lengths", "1k", "--tasks", "niah_multikey_2", "vt", "--samples", "3", "--questions_per_text", "2"]
+
+
+@pytest.fixture(scope="module")
+def shared(base, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shared")
+    assert evaluate(base, folder, *SHARED) == 0
+    return folder
+
+
+def test_questions_that_share_a_text(base, shared, capsys):
+    """Rows name their text; tasks whose texts have one question are named."""
+    assert evaluate(base, shared, *SHARED) == 0
+    figures = stored(shared).figures
+    rows = [(row["task"], row["question"], row["text"]) for row in figures["replies"]]
+    several, single = "niah_multikey_2", "vt"
+    assert rows == [(several, 0, 0), (several, 1, 0), (several, 2, 1), *((single, each, each) for each in range(3))]
+    assert figures["questions_per_text"] == {several: 2, single: 1} and "Korn and Graubard" in figures["intervals"]
+    assert stored(shared).config["questions_per_text"] == 2
+    assert len({row["answers"][0] for row in figures["replies"][:3]}) == 3
+    tokens = [row["tokens"] for row in figures["replies"]]
+    assert tokens[0] < figures["cost"]["prompt_tokens"] - tokens[2] - sum(tokens[3:]) < tokens[0] + 60
+    said = "Questions about a text: 2 of niah_multikey_2; 1 of vt"
+    assert said in capsys.readouterr().out and said in (shared / "ruler.md").read_text()
+    assert (shared / "ruler.csv").read_text().startswith("task,length,samples,score,low,high,mean_tokens,texts\n")
+    cells = {cell["task"]: (cell["samples"], cell["texts"]) for cell in figures["cells"]}
+    assert cells == {several: (3, 2), single: (3, 3)}
+
+
+def test_shared_texts_resume_to_the_same_bytes(base, shared, tmp_path, monkeypatch):
+    texts = []
+
+    def ended_at_the_second(own):
+        def read(*arguments, **options):
+            texts.append(own.__name__)
+            if len(texts) == 2:
+                raise KeyboardInterrupt
+            return own(*arguments, **options)
+
+        return read
+
+    for own in (replies.replies_sharing, replies.reply):
+        monkeypatch.setattr(replies, own.__name__, ended_at_the_second(own))
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(base, tmp_path, *SHARED)
+    assert evaluate(base, tmp_path, *SHARED) == 0
+    assert len(texts) == 6 and texts.count("replies_sharing") == 1, "no text is read twice but the interrupted one"
+    assert files(tmp_path) == files(shared)
+
+
+def test_a_comparison_is_of_as_many_questions_about_a_text(base, shared, whole, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(replies, "replies_sharing", lambda _, prompts, **__: [[5]] * len(prompts))
+    monkeypatch.setattr(replies, "reply", lambda *_, **__: [5])
+    assert evaluate(base, tmp_path / "same", *SHARED, "--against", str(shared)) == 0
+    (row,) = stored(tmp_path / "same").figures["differences"]
+    assert (row["tasks"], row["difference"], row["low"], row["high"]) == (2, 0.0, 0.0, 0.0)
+    assert evaluate(base, tmp_path / "out", *SHARED, "--against", str(whole)) == 2
+    message = capsys.readouterr().err
+    assert "--against" in message and "its texts were asked 1 questions each, these 2" in message
+
+
+MANY = ["--tasks", "niah_multikey_3", "--samples", "400", "--questions_per_text", "400"]
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        (
+            ["--tasks", "niah_multikey_1", "vt", "--questions_per_text", "5"],
+            "5: a text of niah_multikey_1 holds 4 keys",
+        ),
+        (["--tasks", "vt", "cwe", "--questions_per_text", "2"], "2: no text of these tasks holds several keys"),
+        (["--tasks", "niah_multikey_2", "--questions_per_text", "0"], "0"),
+        (["--tasks", "niah_multikey_2", "--questions_per_text", "26"], "26: more than the questions of a task"),
+        (MANY, "400: a text of niah_multikey_3 at 1k holds "),
+    ],
+)
+def test_questions_that_a_text_cannot_have(base, tmp_path, capsys, words, wrong):
+    """Together with the other mistakes."""
+    others = [] if words is MANY else ["--seed", "-1"]
+    assert evaluate(base, tmp_path / "out", "--lengths", "1k", *words, *others) == 2
+    message = capsys.readouterr().err
+    assert f"--questions_per_text = {wrong}" in message and ("--seed = -1" in message or not others)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_whose_rotations_follow_the_length_reads_each_prompt(base, tmp_path, capsys):
+    folder = tmp_path / "dynamic"
+    shutil.copytree(base, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["rope_parameters"] = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert evaluate(folder, tmp_path / "out", *SHARED) == 2
+    assert "its rotations follow the length of what is read at once" in capsys.readouterr().err
 
 
 def test_beside_a_base_the_differences_are_shown(base, whole, tmp_path):
@@ -147,10 +244,11 @@ def test_no_socket_is_opened_from_the_start(base, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_write_the_same(base, whole, tmp_path):
+@pytest.mark.parametrize(("folder", "words"), [("whole", SMALL), ("shared", SHARED)])
+def test_two_processes_write_the_same(base, folder, words, request, tmp_path):
     from tests.processes import deepspeed
 
-    command = [*deepspeed(2), "--module", "tape_ds", "evaluate", "ruler", str(base), "--output", str(tmp_path), *SMALL]
+    command = [*deepspeed(2), "--module", "tape_ds", "evaluate", "ruler", str(base), "--output", str(tmp_path), *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert files(tmp_path) == files(whole)
+    assert files(tmp_path) == files(request.getfixturevalue(folder))

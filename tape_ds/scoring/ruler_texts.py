@@ -1,0 +1,62 @@
+"""Several questions about one of RULER's texts, so that a model reads the text once.
+
+lm-eval asks one question about each text. In three of its tasks the text holds more keys, each with its own value
+(:func:`tape_ds.scoring.ruler_generators.keys_in_text`), and a question about another key is lm-eval's own question with
+that key in its place.
+"""
+
+import random
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+
+class TooFewKeysError(ValueError):
+    """A text holds fewer keys than questions are asked about it."""
+
+    def __init__(self, keys: int):
+        super().__init__(f"a text of it holds {keys} keys")
+        self.keys = keys
+
+
+def questions_about(document: Mapping[str, Any], needle: str, count: int, seed: str) -> list[dict[str, Any]]:
+    """Return ``count`` documents with the text of one, each about another of its keys; the first is the document.
+
+    Args:
+        document: of a task whose question is about one key.
+        needle: lm-eval's sentence, with ``{key}`` and ``{value}``.
+        seed: of the choice among the other keys.
+
+    Raises:
+        TooFewKeysError: the text holds fewer.
+    """
+    text, _, question = document["input"].rpartition("\n")
+    needles = find_needles(text, needle)
+    times = Counter(key for key, _ in needles)
+    (answer,) = document["outputs"]
+    own = next((key for key, value in needles if value == answer and key in question), None)
+    if own is None:
+        raise TooFewKeysError(0)
+    # of a key that stands there twice either value is right
+    others = [(key, value) for key, value in needles if key != own and times[key] == 1]
+    if len(others) < count - 1:
+        raise TooFewKeysError(len(others) + 1)
+    found = [dict(document)]
+    for key, value in random.Random(seed).sample(others, count - 1):
+        changed = {
+            "input": f"{text}\n{question.replace(own, key)}",
+            "gen_prefix": document["gen_prefix"].replace(own, key),
+            "outputs": [value],
+        }
+        found.append({**document, **changed})
+    return found
+
+
+def find_needles(text: str, needle: str) -> list[tuple[str, str]]:
+    """Return key and value of every needle in a text, in order."""
+    fields = {"{type_needle_v}": r"\w+", "{key}": r"(?P<key>.+?)", "{value}": r"(?P<value>\S+?)"}
+    pattern = re.escape(needle)
+    for name, form in fields.items():
+        pattern = pattern.replace(re.escape(name), form)
+    return [(found["key"], found["value"]) for found in re.finditer(pattern, text)]
