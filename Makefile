@@ -35,6 +35,8 @@ on_linux = $(if $(filter Linux,$(shell uname -s)),$(1))
 
 export TOKENIZERS_PARALLELISM := false
 export ARGS
+# A suite starts hundreds of processes: none of them should compile the sources again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test versions check faults scale compile-kernels results docs format setup clean distclean
 

@@ -28,8 +28,18 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
-FIRST = ("tests/integration/", "tests/faults/", "tests/data/", "tests/training/")
-"""Folders with long files: begun first, so that no worker has one of them left when the others are done."""
+FIRST = (
+    "tests/integration/",
+    "tests/faults/",
+    "tests/planning/test_against_tensors.py",
+    "tests/fake_cuda/",
+    "tests/data/",
+    "tests/training/",
+    "tests/kernels/",
+    "tests/resilience/",
+    "tests/test_",
+)
+"""Long files, and folders with such: begun first, so that no worker has one of them left when the others are done."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked

@@ -191,24 +191,41 @@ socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse
 for name in ("flash_attn", "liger_kernel", "triton"):
     sys.modules[name] = None
 
-import tape_ds, tape_ds.models
+import tape_ds
+early = [name for name in ("torch", "transformers") if name in sys.modules]
+
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+tape_ds.register()
+sizes = {"num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": 9}
+config = AutoConfig.for_model("tape", **sizes)
+assert type(config) is tape_ds.TapeConfig
+assert type(AutoModel.from_config(config)) is tape_ds.TapeModel
+assert type(AutoModelForCausalLM.from_config(config)) is tape_ds.TapeForCausalLM
+config = AutoConfig.for_model("tape_gptj", n_embd=16, n_head=2, n_layer=1, rotary_dim=4, vocab_size=9)
+assert type(config) is tape_ds.ScaledGPTJConfig
+assert type(AutoModel.from_config(config)) is tape_ds.ScaledGPTJModel
+assert type(AutoModelForCausalLM.from_config(config)) is tape_ds.ScaledGPTJForCausalLM
+
+import tape_ds.models
 heavy = [name for name in ("deepspeed", "peft", "wandb", "tape_ds.training", "tape_ds.data") if name in sys.modules]
 for module in pkgutil.walk_packages(tape_ds.__path__, "tape_ds."):
     importlib.import_module(module.name)
 
 import torch
 from tape_ds.kernels import jit
-print(heavy, jit.triton, jit.tl, jit.INTERPRETED, jit.why_not(torch.zeros(1)))
+print(early, heavy, jit.triton, jit.tl, jit.INTERPRETED, jit.why_not(torch.zeros(1)))
 """
 
 
 def test_everything_imports_without_gpu_network_or_optional_packages():
-    """The model alone imports no training library."""
+    """The package alone imports no library, and the model no training library; ``tape_ds.register()`` lets
+    transformers' auto classes load our model types."""
     environment = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
     code = [sys.executable, "-c", IMPORT_ALL]
     done = subprocess.run(code, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "[] None None False Triton is not installed"
+    assert done.stdout.splitlines()[-1] == "[] [] None None False Triton is not installed"
 
 
 def test_thinned_tests_exist():

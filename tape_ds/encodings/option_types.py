@@ -5,13 +5,14 @@ import functools
 from collections.abc import Mapping
 from typing import Any, get_type_hints
 
-from pydantic import Field, create_model
+from pydantic import ConfigDict, Field, create_model
 
 from tape_ds.errors import Problem
 from tape_ds.fields import Section
 
 
 class _Options(Section):
+    model_config = ConfigDict(use_attribute_docstrings=False)  # looking for a source that is not there takes long
     AS_MEANT = False  # the dataclass takes the values as they are
 
 

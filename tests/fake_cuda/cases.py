@@ -97,7 +97,7 @@ def training(case: Case, cuda: FakeCuda) -> None:
 
 
 def optimization(case: Case, cuda: FakeCuda) -> None:
-    """Three steps of two micro-batches by the trainer, without an engine; the waits are those of the last two."""
+    """Two steps of two micro-batches by the trainer, without an engine; the waits are those of the second."""
     from tape_ds.training.trainer import TapeTrainer  # which imports DeepSpeed, for seconds
 
     method = "tape" if case.encoding.startswith("tape") else "full"
@@ -115,7 +115,7 @@ def optimization(case: Case, cuda: FakeCuda) -> None:
     arguments = {
         "per_device_train_batch_size": 2,
         "gradient_accumulation_steps": 2,
-        "max_steps": 3,
+        "max_steps": 2,
         "logging_steps": 100,
         "save_strategy": "no",
         "report_to": [],
@@ -131,12 +131,12 @@ def optimization(case: Case, cuda: FakeCuda) -> None:
             flops_per_token=1.0,
             model=model,
             args=TrainingArguments(folder, **arguments),
-            train_dataset=sequences(case.rows) * 6,
+            train_dataset=sequences(case.rows) * 4,
             data_collator=order.collate,
             callbacks=[Look()],
         )
         trainer.train()
-    assert trainer.state.global_step == 3
+    assert trainer.state.global_step == 2
     cuda.waits = found
 
 

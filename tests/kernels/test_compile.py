@@ -93,5 +93,5 @@ def test_every_launch_belongs_to_a_launch():
 
 
 def test_a_gate_with_nothing_to_guard_is_an_error():
-    code, output = gate("--only", "no such kernel")
+    code, output = gate("--only", "no such kernel", "--capability", "90", "--dtype", "bf16")
     assert code == 2 and "nothing to compile" in output
