@@ -18,7 +18,7 @@ from tape_ds.run_folder import RESULTS
 PARTS_OF_A_RUN = (RESULTS, "evaluation")
 """Subfolders whose results belong to the run of the folder above them."""
 RUN = "run"
-KINDS = {RUN: "train_loss", "perplexity": "perplexity", "passkey": "cells", "harness": "tasks"}
+KINDS = {RUN: "train_loss", "perplexity": "perplexity", "passkey": "cells", "ruler": "effective", "harness": "tasks"}
 """A training run or the name of an evaluation's command -> a figure that all its results have."""
 
 

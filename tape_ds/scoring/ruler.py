@@ -31,6 +31,11 @@ def scores_of(replies: Iterable[Mapping[str, Any]]) -> Scores:
     return found
 
 
+def replies_of(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the replies in a run's rows, one of which holds those to a task at a length."""
+    return [{"task": row["task"], "length": row["length"], **reply} for row in rows for reply in row["replies"]]
+
+
 def figures(
     replies: Sequence[Mapping[str, Any]], *, seed: int, against: Sequence[Mapping[str, Any]] | None = None
 ) -> dict[str, Any]:

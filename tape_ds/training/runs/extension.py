@@ -27,7 +27,7 @@ from tape_ds.models import convert
 from tape_ds.models.loading import extendable
 from tape_ds.models.loading.base_model import BaseModel
 from tape_ds.models.loading.config_file import family_note
-from tape_ds.results import WITHOUT_UPDATES
+from tape_ds.results import UNTOUCHED, UNTRAINED, WITHOUT_UPDATES
 from tape_ds.run_folder import RESULTS
 from tape_ds.scoring.ruler_questions import RulerQuestion
 from tape_ds.scoring.span_losses import SpanLosses
@@ -130,8 +130,8 @@ class Extension(Run):
             native, config = self.base.config, self.config
             same = same and native.position_encoding == config.position_encoding
             same = same and native.position_options == config.position_options
-            return {"untouched" if same else untrained_name(extended): None} if self.recipe.trains else {}
-        variants: dict[str, dict[str, Any] | None] = {"untouched": own}
+            return {UNTOUCHED if same else untrained_name(extended): None} if self.recipe.trains else {}
+        variants: dict[str, dict[str, Any] | None] = {UNTOUCHED: own}
         if self.recipe.trains and not same:
             variants[untrained_name(extended)] = extended
         return variants
@@ -212,7 +212,7 @@ def untrained_name(rope_parameters: dict[str, Any]) -> str:
     """Return the name of the scaled but untrained model: ``yarn x2, untrained``, or ``theta 1e+06, untrained``."""
     name, factor = rope_parameters["rope_type"], rope_parameters.get("factor")
     name = f"theta {rope_parameters['rope_theta']:g}" if name == "default" else name
-    return f"{name} x{factor:g}, untrained" if factor else f"{name}, untrained"
+    return f"{name} x{factor:g}{UNTRAINED}" if factor else f"{name}{UNTRAINED}"
 
 
 def training_sequences(
