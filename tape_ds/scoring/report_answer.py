@@ -19,7 +19,6 @@ from tape_ds.scoring.report_parts import HTML, MISSING, number
 from tape_ds.scoring.span_losses import SpanLosses
 
 BASE = "untouched base"
-ALL_TASKS = 13
 RULES = {
     "published": f"RULER's rule ({100 * ruler.PUBLISHED_THRESHOLD:.1f} %)",
     "own": f"its own rule ({100 * ruler.OWN_SHARE:.0f} % of its score at {{}})",
@@ -46,7 +45,7 @@ class Evidence(NamedTuple):
     losses: ByModel[SpanLosses]
 
 
-class Row(NamedTuple):
+class AnswerRow(NamedTuple):
     label: str
     cells: ByModel[Markup]
     sentence: str
@@ -149,7 +148,7 @@ def _ruler(column: Column, base: Column | None, run: Result | None, own: str) ->
     if "ruler" in column.records:
         result = column.records["ruler"].result
         tasks = max(each["tasks"] for each in result.figures["lengths"])
-        asked = f"{tasks} of its {ALL_TASKS} tasks, {result.config['samples']} questions of each at each length"
+        asked = f"{tasks} of its {ruler.ALL_TASKS} tasks, {result.config['samples']} questions of each at each length"
         asked += f", essays from {result.figures['haystack']}"
         evaluated[own] = result.figures
         other = base.records.get("ruler") if base is not None else None
@@ -163,7 +162,7 @@ def _ruler(column: Column, base: Column | None, run: Result | None, own: str) ->
     chosen = _beside_base(evaluated, by_run)
     if chosen is by_run and rows:
         tasks = ", ".join(dict.fromkeys(row["task"] for row in rows))
-        asked = f"{tasks} of its {ALL_TASKS} tasks, asked by the run itself"
+        asked = f"{tasks} of its {ruler.ALL_TASKS} tasks, asked by the run itself"
         asked += f", {rows[0]['samples']} questions of each at each length"
     return asked, chosen
 
@@ -249,7 +248,7 @@ def _run_losses(run: Result | None, own: str) -> ByModel[SpanLosses]:
     return found
 
 
-def usable(evidence: Evidence) -> list[Row]:
+def usable(evidence: Evidence) -> list[AnswerRow]:
     """Return the usable lengths by RULER, or else by passkeys and by the loss."""
     if evidence.ruler:
         return [_effective(evidence, rule) for rule in RULES]
@@ -262,7 +261,7 @@ def usable(evidence: Evidence) -> list[Row]:
     return rows
 
 
-def _effective(evidence: Evidence, rule: str) -> Row:
+def _effective(evidence: Evidence, rule: str) -> AnswerRow:
     shortest = next(iter(evidence.ruler.values()))["lengths"][0]["length"]
     label = f"Usable length by {RULES[rule].format(length(shortest))}"
     texts = {}
@@ -275,10 +274,10 @@ def _effective(evidence: Evidence, rule: str) -> Row:
     sentence = ""
     if rule == "published":
         sentence = f"{label}: {_beside(texts, evidence.own)}."
-    return Row(label, {name: Markup.escape(text) for name, text in texts.items()}, sentence)
+    return AnswerRow(label, {name: Markup.escape(text) for name, text in texts.items()}, sentence)
 
 
-def _found_to(evidence: Evidence) -> Row:
+def _found_to(evidence: Evidence) -> AnswerRow:
     texts = {}
     for name, counts in evidence.passkeys.items():
         reached = None
@@ -294,10 +293,10 @@ def _found_to(evidence: Evidence) -> Row:
             texts[name] = f"{length(reached)}{longest} ({counts[reached][1]} of {counts[reached][1]} there)"
     cells = {name: Markup.escape(text) for name, text in texts.items()}
     label = "Usable length by passkeys (all found)"
-    return Row(label, cells, f"{label}: {_beside(texts, evidence.own)}.")
+    return AnswerRow(label, cells, f"{label}: {_beside(texts, evidence.own)}.")
 
 
-def _steady_to(evidence: Evidence, base: SpanLosses, native: int) -> Row:
+def _steady_to(evidence: Evidence, base: SpanLosses, native: int) -> AnswerRow:
     """Return up to where no span past the native length has a loss above the base's mean within it."""
     level = base.mean_between(0, native)
     texts = {}
@@ -313,7 +312,7 @@ def _steady_to(evidence: Evidence, base: SpanLosses, native: int) -> Row:
     label = f"Usable length by loss (at most the base's mean to {length(native)}, {level:.3f})"
     cells = {name: Markup.escape(text) for name, text in texts.items()}
     sentence = "" if evidence.passkeys else f"{label}: {_beside(texts, evidence.own)}."
-    return Row(label, cells, sentence)
+    return AnswerRow(label, cells, sentence)
 
 
 def _beside(texts: Mapping[str, str], own: str) -> str:
@@ -321,7 +320,7 @@ def _beside(texts: Mapping[str, str], own: str) -> str:
     return f"{said}; the untouched base: {texts[BASE]}" if BASE in texts and own != BASE else said
 
 
-def past_native(evidence: Evidence) -> list[Row]:
+def past_native(evidence: Evidence) -> list[AnswerRow]:
     native = evidence.native
     rows = []
     if native is not None and evidence.losses:
@@ -337,7 +336,7 @@ def past_native(evidence: Evidence) -> list[Row]:
     return rows
 
 
-def short(evidence: Evidence) -> list[Row]:
+def short(evidence: Evidence) -> list[AnswerRow]:
     """Return what lengths within the native one have become."""
     native = evidence.native
     rows = []
@@ -360,7 +359,7 @@ def _asked_lengths(evidence: Evidence) -> list[int]:
     return [] if figures is None else [each["length"] for each in figures["lengths"]]
 
 
-def _with_differences(label: str, values: ByModel[float], own: str, places: int) -> Row:
+def _with_differences(label: str, values: ByModel[float], own: str, places: int) -> AnswerRow:
     base = values.get(BASE)
     cells = {}
     for name, value in values.items():
@@ -371,10 +370,10 @@ def _with_differences(label: str, values: ByModel[float], own: str, places: int)
     if own in values and math.isfinite(values[own]):
         sentence = f"{label}: {values[own]:.{places}f} nats per token"
         sentence += f"; the untouched base: {base:.{places}f}." if base is not None and own != BASE else "."
-    return Row(label, cells, sentence)
+    return AnswerRow(label, cells, sentence)
 
 
-def _ruler_mean(evidence: Evidence, tokens: int) -> Row:
+def _ruler_mean(evidence: Evidence, tokens: int) -> AnswerRow:
     """Return the means of a length; questions that both models were asked are resampled together."""
     base = evidence.ruler.get(BASE)
     cells = {}
@@ -394,7 +393,7 @@ def _ruler_mean(evidence: Evidence, tokens: int) -> Row:
         if gain is not None:
             spread = f" ({100 * gain['low']:+.0f} to {100 * gain['high']:+.0f}) from {other}"
             cells[name] += Markup("\n") + _percent(gain["difference"], sign="+") + spread
-    return Row(f"RULER's mean at {length(tokens)}, %", cells, "")
+    return AnswerRow(f"RULER's mean at {length(tokens)}, %", cells, "")
 
 
 def _percent(share: float, sign: str = "") -> Markup:
@@ -405,8 +404,8 @@ def notes(evidence: Evidence) -> list[str]:
     """Return what the numbers do not say."""
     if evidence.ruler:
         text = f"RULER: {evidence.ruler_asked}; in brackets 95 % intervals."
-        every = f"{ALL_TASKS} of its {ALL_TASKS} tasks" in text
-        return [text if every else f"{text} Its threshold is one of all {ALL_TASKS} tasks."]
+        every = f"{ruler.ALL_TASKS} of its {ruler.ALL_TASKS} tasks" in text
+        return [text if every else f"{text} Its threshold is one of all {ruler.ALL_TASKS} tasks."]
     if evidence.passkeys:
         return ["A passkey asks less than most uses do: tape-ds evaluate ruler asks more."]
     return []

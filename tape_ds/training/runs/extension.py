@@ -29,7 +29,7 @@ from tape_ds.models.loading.base_model import BaseModel
 from tape_ds.models.loading.config_file import family_note
 from tape_ds.results import UNTOUCHED, UNTRAINED, WITHOUT_UPDATES
 from tape_ds.run_folder import RESULTS
-from tape_ds.scoring.ruler_questions import RulerQuestion
+from tape_ds.scoring.ruler_questions import HAYSTACK, RulerQuestion
 from tape_ds.scoring.span_losses import SpanLosses
 from tape_ds.training import model_config, plots, ruler_scores, tables
 from tape_ds.training.held_out import (
@@ -193,6 +193,7 @@ class Extension(Run):
             "loss_by_position": {v: {n: part.to_dict() for n, part in parts.items()} for v, parts in scores.items()},
             "passkey": passkey_rows(passkeys),
             "ruler": ruler_scores.rows_of(ruler_scores.read(self.output / RULER)) if self.ruler else [],
+            "ruler_haystack": HAYSTACK if self.ruler else None,
         }
 
     def show(self) -> None:
