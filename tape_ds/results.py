@@ -29,6 +29,10 @@ from tape_ds.errors import REDACTED, SECRET_NAME, Problem, UserError, did_you_me
 SCHEMA = 1
 WITHOUT_UPDATES = "updates off"
 """Suffix of a variant's name: a trained model with its position state left at its start."""
+UNTOUCHED = "untouched"
+"""A variant's name: the base as it was before the run."""
+UNTRAINED = ", untrained"
+"""Suffix of a variant's name: the base with the run's RoPE parameters, nothing trained."""
 PACKAGES = (
     *("tape_ds", "torch", "triton", "deepspeed", "transformers", "tokenizers", "datasets", "peft", "accelerate"),
     *("safetensors", "sentencepiece", "gguf", "numpy", "lm-eval", "rouge-score", "wandb", "flash-attn"),

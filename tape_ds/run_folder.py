@@ -26,6 +26,8 @@ from tape_ds.errors import Problem
 METRICS = "metrics.jsonl"
 TRAINED = "trained"
 RESULTS = "results"
+EVALUATION = "evaluation"
+"""What evaluations of the run's weights write; not the run itself."""
 BEGUN = "begun"
 FINISHED = "finished"
 STOPPED = "stopped"

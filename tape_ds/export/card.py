@@ -21,6 +21,7 @@ from tape_ds.data.sources.hub import HubDataset
 from tape_ds.data.sources.weights import specs_of
 from tape_ds.encodings.trained_rope import of_full
 from tape_ds.errors import redacted
+from tape_ds.export import ruler_scores
 from tape_ds.markdown_table import markdown_table
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.loading import config_file, hub
@@ -38,7 +39,6 @@ HUB_BASES = {
 """Short names of hub models: hub id and remark."""
 TITLES = {
     "passkey": "Passkeys found",
-    "ruler": "RULER's scores, with 95 % intervals",
     "perplexity": "Perplexity by length",
     "answer_loss": "Loss on held-out answers, nats per token",
 }
@@ -76,7 +76,12 @@ def text(source: SourceModel, model: PreTrainedModel, name: str, license: str | 
     )
     parameters = model.num_parameters()
     tables = {} if result is None else result_tables(result)
+    evaluated, left_out = ruler_scores.evaluation_of(source)
+    if evaluated is not None:
+        found = ruler_scores.of_evaluation(evaluated, shown)
+        tables["RULER's tasks by `tape-ds evaluate ruler`"] = f"RULER, by `tape-ds evaluate ruler`:\n\n{found}"
 
+    results = "\n\n".join([*tables.values(), *filter(None, [left_out])])
     exported = f"tape_ds {tape_ds.__version__}, torch {torch.__version__}, transformers {transformers.__version__}"
     made_with = [f"Exported by `tape-ds export` of {exported}."]
     if result is not None:
@@ -114,7 +119,7 @@ def text(source: SourceModel, model: PreTrainedModel, name: str, license: str | 
         encoding=_encoding_table(source),
         names=summarise(record.names) if record is not None else "",
         settings="" if result is None or record is None or not record.names else _settings_table(result, data),
-        results="\n\n".join(tables.values()) or f"None: {source.without_result or 'the run scored nothing'}.",
+        results=results or f"None: {source.without_result or 'the run scored nothing'}.",
         measured=list(tables),
         made_with="\n\n".join(made_with),
     )
@@ -225,6 +230,8 @@ def result_tables(result: Result) -> dict[str, str]:
         columns = [key for key in entries[0] if not any(isinstance(entry.get(key), (list, dict)) for entry in entries)]
         cells = [[_cell(entry.get(key)) for key in columns] for entry in entries]
         tables[title.lower()] = f"{title}:\n\n{markdown_table(columns, cells, 'l')}"
+    if (asked := ruler_scores.of_run(result, shown)) is not None:
+        tables["RULER's tasks"] = f"RULER, asked by the run:\n\n{asked}"
     return tables
 
 

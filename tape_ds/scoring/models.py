@@ -132,18 +132,22 @@ class FoundModel:
         rotary = getattr(self.config.get_text_config(), "rope_parameters", None) is not None
         return None if rotary or self.config.model_type in TYPES else self.known_length
 
-    def about(self) -> dict[str, Any]:
-        """Return what results store of the model, with the hash of its files."""
+    def digest(self) -> str:
+        """Return the SHA-256 of its files, of code that may run included."""
         digest = hashlib.sha256()
         files = [*self.files]
         if self.load_options.trust_remote_code:
             files += sorted(Path(model_folder.resolve(self.tokenizer_name_or_path, with_weights=False)).rglob("*.py"))
         for file in dict.fromkeys(files):
             digest.update(f"{file.name} {storage.digest(file)}\n".encode())
+        return digest.hexdigest()
+
+    def about(self) -> dict[str, Any]:
+        """Return what results store of the model, with the hash of its files."""
         return {
             "address": self.name_or_path,
             "kind": self.kind,
-            "sha256": digest.hexdigest(),
+            "sha256": self.digest(),
             "tokenizer": tokenized.tokenizer_fingerprint(self.tokenizer()),
             "model_type": self.config.model_type,
             "encoding": getattr(self.config, "position_encoding", None),
@@ -223,6 +227,11 @@ def find(options: argparse.Namespace, problems: Sequence[Problem] = ()) -> Found
     raise_if_any(problems)
     assert found is not None
     return found
+
+
+def digest_of(name_or_path: str, *, base_anyway: bool = False) -> str:
+    """Return what the results of a model's evaluation store as its hash, if none of its own code ran."""
+    return _find(name_or_path, LoadOptions(None, None, torch.device("cpu"), False, base_anyway)).digest()
 
 
 def _find(name_or_path: str, options: LoadOptions) -> FoundModel:

@@ -13,12 +13,12 @@ from typing import NamedTuple
 from tape_ds import results
 from tape_ds.arguments import named
 from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.run_folder import RESULTS
+from tape_ds.run_folder import EVALUATION, RESULTS
 
-PARTS_OF_A_RUN = (RESULTS, "evaluation")
+PARTS_OF_A_RUN = (RESULTS, EVALUATION)
 """Subfolders whose results belong to the run of the folder above them."""
 RUN = "run"
-KINDS = {RUN: "train_loss", "perplexity": "perplexity", "passkey": "cells", "harness": "tasks"}
+KINDS = {RUN: "train_loss", "perplexity": "perplexity", "passkey": "cells", "ruler": "effective", "harness": "tasks"}
 """A training run or the name of an evaluation's command -> a figure that all its results have."""
 
 

@@ -29,7 +29,7 @@ from tape_ds.distributed.processes import leave_process_group, share_cores
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import Problem, UserError, check_folder, is_main_process, raise_if_any
 from tape_ds.resilience.watchdog import Watchdog
-from tape_ds.run_folder import STACKS, TRAINED
+from tape_ds.run_folder import EVALUATION, STACKS, TRAINED
 
 if TYPE_CHECKING:
     from tape_ds.scoring.models import FoundModel
@@ -43,8 +43,6 @@ STUCK_SECONDS = 7200.0
 """Without a finished job on any process, an evaluation on several processes ends: one of them hangs."""
 COMPUTING = ("tape_ds", "torch", "transformers", "lm-eval", "rouge-score")
 """Packages another version of which may compute other numbers."""
-FOLDER = "evaluation"
-"""Folder of the results inside a run's folder, and of all others below ``runs``."""
 
 
 class Evaluation:
@@ -256,10 +254,10 @@ def folder(output: str | None, model: "FoundModel") -> Path:
     if output is not None:
         return Path(output)
     if model.record is not None:
-        run = model.folder.parent / FOLDER
+        run = model.folder.parent / EVALUATION
         return run if model.folder.name == TRAINED else run / model.folder.name
     name = model.name_or_path.strip("/").removesuffix(".gguf").replace("/", "--").lstrip(".-")
-    return Path("runs") / FOLDER / name
+    return Path("runs") / EVALUATION / name
 
 
 def _identity(result: results.Result) -> dict[str, Any]:

@@ -18,6 +18,8 @@ import numpy as np
 from scipy.stats import t as student_t
 
 PUBLISHED_THRESHOLD = 0.856
+ALL_TASKS = 13
+"""Of RULER, whose mean the published threshold is of."""
 OWN_SHARE = 0.85
 RESAMPLES = 10_000
 Z_95 = 1.959963984540054  # the normal distribution has 95 % within as many standard deviations
@@ -35,6 +37,11 @@ def scores_of(replies: Iterable[Mapping[str, Any]]) -> Scores:
         texts = found.setdefault((reply["task"], reply["length"]), {})
         texts.setdefault(reply.get("text", ("alone", number)), []).append(float(reply["score"]))
     return {key: list(texts.values()) for key, texts in found.items()}
+
+
+def replies_of(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the replies in a run's rows, one of which holds those to a task at a length."""
+    return [{"task": row["task"], "length": row["length"], **reply} for row in rows for reply in row["replies"]]
 
 
 def figures(

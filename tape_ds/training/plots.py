@@ -5,9 +5,7 @@ differ as well, so that a printed page works too.
 """
 
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
 
 from tape_ds import storage
+from tape_ds.numbers import length
+from tape_ds.scoring import differences as scales
 from tape_ds.scoring.span_losses import SpanLosses
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
@@ -58,28 +58,23 @@ def loss_by_position(
     than good models do: without the differences, lines cover one another. ``native_length`` is marked by a dashed line.
     A span whose loss is not finite leaves a gap, and the legend counts them."""
     end = max(stop for losses in variants.values() for _, stop in _borders(losses))
-    step = 2 ** max(0, math.ceil(math.log2(max(end, 1) / 8)))
+    step = scales.tick_step(end)
     halves = min(len(variants), 2)
     figure = Figure(figsize=(10, 2.5 + 2.5 * halves), layout="constrained")
     upper, *lower = figure.subplots(halves, 1, sharex=True, squeeze=False)[:, 0]
-    if reference is not None:
-        base = list(variants[reference].nll)
-    else:
-        spans = zip(*(losses.nll for losses in variants.values()), strict=True)
-        finite = [[nll for nll in span if math.isfinite(nll)] for span in spans]
-        base = [statistics.median(span) if span else math.nan for span in finite]
-    differences = {
-        name: replace(losses, nll=tuple(nll - zero for nll, zero in zip(losses.nll, base, strict=True)))
-        for name, losses in variants.items()
-    }
+    curves = {}
+    for name, losses in variants.items():
+        middles = [(start + stop) / 2 for start, stop in _borders(losses)]
+        curves[name] = dict(zip(middles, losses.nll, strict=True))
+    differences = scales.less_reference(curves, reference)
 
-    for axes, drawn in [(upper, variants), *((half, differences) for half in lower)]:
+    for axes, drawn in [(upper, curves), *((half, differences) for half in lower)]:
         _tidy(axes)
-        for index, (name, losses) in enumerate(drawn.items()):
-            values = [nll if math.isfinite(nll) else math.nan for nll in losses.nll]
+        for index, (name, points) in enumerate(drawn.items()):
+            values = [nll if math.isfinite(nll) else math.nan for nll in points.values()]
             gaps = sum(math.isnan(nll) for nll in values)
             axes.plot(
-                [(start + stop) / 2 for start, stop in _borders(losses)],
+                [*points],
                 values,
                 color=COLOURS[index % len(COLOURS)],
                 linestyle=STYLES[index % len(STYLES)],
@@ -94,12 +89,11 @@ def loss_by_position(
         axes.xaxis.set_major_locator(MultipleLocator(step))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1024:g}k" if x and step >= 1024 else f"{x:g}"))
         if axes in lower:
-            # limits that four of five values keep
-            distances = sorted(abs(nll) for each in drawn.values() for nll in each.nll if math.isfinite(nll))
-            limit = max(1.5 * distances[int(0.8 * (len(distances) - 1))] if distances else 0.0, 0.01)
+            limit = scales.height(nll for points in drawn.values() for nll in points.values())
             axes.set_ylim(-limit, limit)
             axes.set(ylabel=f"difference from\n{reference or 'the median'}")
-    upper.set(xlabel=None if lower else upper.get_xlabel(), ylabel="loss (nats per token)", title="Loss by position")
+    upper.set(xlabel=None if lower else upper.get_xlabel(), ylabel="loss (nats per token)")
+    upper.set_title(f"Loss by position, scored to {length(end)}")
     upper.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return _write(figure, path)
 

@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 from tape_ds import results
+from tape_ds.scoring import ruler as rulers
 
 ROOT = Path(__file__).resolve().parents[2]
 STORED = ROOT / "docs" / "results" / "extend_smollm2_16k"
@@ -91,6 +92,37 @@ def harness(value=0.39123, shots=0, samples=4705, **fields):
         "cost": {"seconds": 600.0},
     }
     return result(evaluation="harness", figures=figures, **fields)
+
+
+def replies(right, tasks=("niah_multikey_2", "vt"), lengths=(4096, 8192, 16384), samples=5):
+    """Replies to RULER's questions; ``right`` returns how many of a length are right."""
+    return [
+        {"task": task, "length": length, "question": at, "tokens": length - 40, "score": float(at < right(length))}
+        for task in tasks
+        for length in lengths
+        for at in range(samples)
+    ]
+
+
+def ruler(right=lambda length: 5, samples=5, **fields):
+    """What the ruler command stores."""
+    asked = replies(right, samples=samples)
+    figures = {**rulers.figures(asked, seed=0), "haystack": "package:x/*.md", "not_asked": ["cwe"]}
+    figures["cost"] = {"seconds": 60.0}
+    return result(evaluation="ruler", figures=figures, config={"samples": samples}, **fields)
+
+
+def ruler_rows(variant, right, samples=5):
+    """What a run stores of RULER for one of its variants."""
+    rows = []
+    asked = replies(right, samples=samples)
+    for task, length in dict.fromkeys((each["task"], each["length"]) for each in asked):
+        own = [each for each in asked if (each["task"], each["length"]) == (task, length)]
+        total = sum(each["score"] for each in own)
+        low, high = rulers.wilson(total, samples)
+        counts = {"samples": samples, "score": total / samples, "low": low, "high": high}
+        rows.append({"variant": variant, "task": task, "length": length, **counts, "replies": own})
+    return rows
 
 
 def save(folder, *, run_result=None, **evaluations):

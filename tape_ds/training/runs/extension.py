@@ -27,9 +27,9 @@ from tape_ds.models import convert
 from tape_ds.models.loading import extendable
 from tape_ds.models.loading.base_model import BaseModel
 from tape_ds.models.loading.config_file import family_note
-from tape_ds.results import WITHOUT_UPDATES
+from tape_ds.results import UNTOUCHED, UNTRAINED, WITHOUT_UPDATES
 from tape_ds.run_folder import RESULTS
-from tape_ds.scoring.ruler_questions import RulerQuestion
+from tape_ds.scoring.ruler_questions import HAYSTACK, RulerQuestion
 from tape_ds.scoring.span_losses import SpanLosses
 from tape_ds.training import model_config, plots, ruler_scores, tables
 from tape_ds.training.held_out import (
@@ -130,8 +130,8 @@ class Extension(Run):
             native, config = self.base.config, self.config
             same = same and native.position_encoding == config.position_encoding
             same = same and native.position_options == config.position_options
-            return {"untouched" if same else untrained_name(extended): None} if self.recipe.trains else {}
-        variants: dict[str, dict[str, Any] | None] = {"untouched": own}
+            return {UNTOUCHED if same else untrained_name(extended): None} if self.recipe.trains else {}
+        variants: dict[str, dict[str, Any] | None] = {UNTOUCHED: own}
         if self.recipe.trains and not same:
             variants[untrained_name(extended)] = extended
         return variants
@@ -193,6 +193,7 @@ class Extension(Run):
             "loss_by_position": {v: {n: part.to_dict() for n, part in parts.items()} for v, parts in scores.items()},
             "passkey": passkey_rows(passkeys),
             "ruler": ruler_scores.rows_of(ruler_scores.read(self.output / RULER)) if self.ruler else [],
+            "ruler_haystack": HAYSTACK if self.ruler else None,
         }
 
     def show(self) -> None:
@@ -212,7 +213,7 @@ def untrained_name(rope_parameters: dict[str, Any]) -> str:
     """Return the name of the scaled but untrained model: ``yarn x2, untrained``, or ``theta 1e+06, untrained``."""
     name, factor = rope_parameters["rope_type"], rope_parameters.get("factor")
     name = f"theta {rope_parameters['rope_theta']:g}" if name == "default" else name
-    return f"{name} x{factor:g}, untrained" if factor else f"{name}, untrained"
+    return f"{name} x{factor:g}{UNTRAINED}" if factor else f"{name}{UNTRAINED}"
 
 
 def training_sequences(

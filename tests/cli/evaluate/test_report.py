@@ -224,3 +224,66 @@ def test_evaluations_that_differ_are_a_warning_and_other_data_are_not():
         "a": "9.500 (n = 1,000,000)",
         "b": "9.500 (n = 500)",
     }
+
+
+def captions(made):
+    return re.findall(r'<figure class="chart"><figcaption>(.*?)</figcaption>', made)
+
+
+def test_the_page_begins_with_the_answer_and_its_pictures(everything, tmp_path):
+    made = written(tmp_path, everything)
+    sections = re.findall(r"<h2>(.*?)</h2>", made)
+    assert sections[:2] == ["Usable length", "Pictures"] and sections[-1] == "What was run"
+    assert made.index('class="pictures"') < made.index("<h2>Training loss")
+
+
+def test_differences_show_what_an_exploding_base_hides():
+    """The untouched base's loss rises threefold past its length; the others differ by hundredths."""
+    made = page(demo={"run": results.load(examples.STORED / "tape.json")})
+    text = "Loss by position, held out from training: typing.py, spans of 2,048 tokens"
+    plain, less = (caption for caption in captions(made) if caption.startswith(text))
+    assert plain == text
+    assert less == f"{text}: difference from demo: yarn x2, untrained (leaves the picture: demo: untouched)"
+    alone = page(demo={"run": examples.run()})
+    assert not any("difference" in caption for caption in captions(alone)), "one line differs from nothing"
+
+
+def test_a_name_has_one_colour_in_all_pictures():
+    one, other = {"run": results.load(examples.STORED / "tape.json")}, {"perplexity": examples.perplexity(2.0)}
+    made = page(a=other, b={**one, "perplexity": examples.perplexity()})
+    keys = re.findall(r'<span class="key" style="color: (.*?)">(.*?)</span> (.*?)</span>', made)
+    looks = {}
+    for colour, marker, name in keys:
+        looks.setdefault(name, set()).add((colour, marker))
+    assert {"a", "b", "b: untouched"} <= looks.keys() and all(len(each) == 1 for each in looks.values())
+
+
+def test_rulers_scores_are_those_stored():
+    base, own = examples.ruler(lambda n: 5 if n < 16384 else 1), examples.ruler(lambda n: 4)
+    run = examples.run()
+    untouched, trained = examples.ruler_rows("untouched", lambda n: 0), examples.ruler_rows("t, trained", lambda n: 3)
+    run.figures["ruler"] = [*untouched, *trained]
+    made = page(base={"ruler": base}, own={"ruler": own, "run": run})
+    means, asked_by_run = tables(made, "RULER, mean of the tasks")
+    assert shown(means["4k"]) == {"base": "100.0 (100 to 100)", "own": "80.0 (50 to 100)"}
+    assert {name: exact for name, (_, exact) in means["16k"].items()} == {"base": "20.0", "own": "80.0"}
+    assert shown(asked_by_run["8k"]) == {"own: untouched": "0.0 (0 to 0)", "own": "60.0 (30 to 90)"}
+    by_task, _ = tables(made, "RULER by task")
+    assert list(by_task)[:2] == ["niah_multikey_2, 4k", "niah_multikey_2, 8k"]
+    assert shown(by_task["vt, 16k"]) == {"base": "20.0 (4 to 62)", "own": "80.0 (38 to 96)"}
+    assert "RULER, mean of niah_multikey_2, vt; 5 questions of each, base form, essays from package:x/*.md" in captions(
+        made
+    )
+
+
+def test_rulers_questions_of_another_form_share_no_table():
+    chat = examples.ruler()
+    chat.config["chat"] = True
+    made = page(a={"ruler": examples.ruler()}, b={"ruler": chat})
+    assert [list(each["4k"]) for each in tables(made, "RULER, mean of the tasks")] == [["a"], ["b"]]
+    assert "ruler: not evaluated alike, so numbers may not compare: chat." in warnings(made)
+
+
+def test_a_stored_result_of_ruler_is_found(everything):
+    results.save(examples.ruler(), everything / "evaluation" / "ruler.json")
+    assert kinds(everything) == {"whole": ["harness", "passkey", "perplexity", "ruler", "run"]}
