@@ -73,7 +73,7 @@ def check_folder(folder: str | Path, field: str = "model") -> list[Problem]:
         return []
     if unfit := paths.check_fetched(field, folder):
         return unfit
-    if found := [*_check_alone(folder, field), *_check_generation(folder, field)]:
+    if found := [*check_alone(folder, field), *_check_generation(folder, field)]:
         return found
     safe, pickled = sorted(folder.glob("*.safetensors")), sorted(folder.glob("pytorch_model*.bin"))
     whole, there = (WHOLE, safe) if safe else (PICKLED, pickled)
@@ -106,7 +106,7 @@ def check_folder(folder: str | Path, field: str = "model") -> list[Problem]:
     return problems
 
 
-def _check_alone(folder: Path, field: str) -> list[Problem]:
+def check_alone(folder: Path, field: str = "model") -> list[Problem]:
     """Refuse an adapter beside whole weights: they are either its base or what it was merged into, and loaders disagree
     on whether it is put on."""
     wholes = [name for whole in (WHOLE, PICKLED) for name in (whole, f"{whole}.index.json")]
@@ -157,6 +157,11 @@ def fingerprint(file: Path) -> str:
         opened.seek(max(0, size - 2**20), os.SEEK_SET)
         digest.update(opened.read(2**20))
     return f"{storage.size(size)}, {digest.hexdigest()[:16]}"
+
+
+def is_adapter(folder: str | Path) -> bool:
+    """Return whether a folder is an adapter that peft saved."""
+    return (Path(folder) / ADAPTER_CONFIG).is_file()
 
 
 def check_adapter(folder: str | Path, field: str = "model") -> list[Problem]:
