@@ -1,4 +1,4 @@
-"""What OpenAI's three forms of an answer have in common: server-sent events, numbers of tokens, probabilities.
+"""Parts that OpenAI's three forms of an answer have in common: server-sent events, numbers of tokens, probabilities.
 
 The forms are plain objects: which fields the ``openai`` package's types require changes with its versions. The tests
 read all of them with its client and its types.

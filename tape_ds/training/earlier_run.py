@@ -1,4 +1,4 @@
-"""What is in a run's folder before a run begins there: nothing of it is replaced or removed unasked.
+"""The contents of a run's folder before a run begins there: nothing of them is replaced or removed unasked.
 
 A folder is an earlier run's if it has that run's records: a marker (:data:`tape_ds.run_folder.BEGUN`, written before
 anything else, or :data:`tape_ds.run_folder.FINISHED`), a sealed checkpoint, or metrics whose every line has what
@@ -37,7 +37,7 @@ class EarlierRun:
     output: Path
     checkpoints: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
-    """What an earlier run has brought, without its checkpoints."""
+    """Files of an earlier run, without its checkpoints."""
     left_over: list[str] = field(default_factory=list)
     """Of an earlier run too, and without value once it has ended."""
     foreign: list[str] = field(default_factory=list)
@@ -50,7 +50,7 @@ class EarlierRun:
 
     @property
     def identity(self) -> Mapping[str, Any] | None:
-        """What decides the numbers of the run (:mod:`tape_ds.training.identity`); None if that is not known."""
+        """The facts that decide the run's numbers (:mod:`tape_ds.training.identity`); None if they are not known."""
         for name in (run_folder.BEGUN, run_folder.FINISHED):
             found = self.markers.get(name, {}).get("identity")
             if isinstance(found, dict):

@@ -20,8 +20,14 @@ ASKED = {
     "greedy": AnswerSettings(temperature=0.0, top_p=1.0, max_tokens=5, likeliest=2),
     "drawn": AnswerSettings(temperature=1.0, top_p=0.9, max_tokens=5, seed=5),
     "penalties": AnswerSettings(
-        **{"temperature": 0.8, "top_p": 1.0, "max_tokens": 5, "seed": 9, "likeliest": 0, "repetition_penalty": 1.3},
-        **{"presence_penalty": 1.0, "frequency_penalty": 0.5},
+        temperature=0.8,
+        top_p=1.0,
+        max_tokens=5,
+        seed=9,
+        likeliest=0,
+        repetition_penalty=1.3,
+        presence_penalty=1.0,
+        frequency_penalty=0.5,
     ),
     "one token": AnswerSettings(temperature=1.0, top_p=1.0, max_tokens=1, seed=2, likeliest=1),
 }

@@ -194,7 +194,7 @@ def _is_torch_file(file: Path) -> bool:
 
 
 class Header(NamedTuple):
-    """What a safetensors file says of a tensor."""
+    """Shape and dtype of a tensor in a safetensors file."""
 
     shape: tuple[int, ...]
     dtype: str
