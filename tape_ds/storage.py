@@ -22,7 +22,7 @@ READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 HASHED_WHOLE = 64 * 2**20
 """Size up to which :func:`content_identity` reads a whole file: hashing terabytes takes longer than tokenising."""
 BLOCKS, BLOCK_BYTES = 8, 16 * 2**10
-"""What it reads of a larger file."""
+"""Bytes that it reads of a larger file."""
 
 # libraries hide the system's error: safetensors and tokenizers repeat its text, torch does not
 _BY_TORCH = (errno.EIO, "torch could not write, as it is when a disk is full")

@@ -28,7 +28,7 @@ def merge(folder: str | Path, *, base_anyway: bool = False, **arguments: Any) ->
     instead. ``arguments`` are for ``from_pretrained`` of the base. Raises UserError: see :func:`merged`."""
     model = load_trained(folder, base_anyway=base_anyway, **({"dtype": torch.float32} | arguments)).eval()
     if isinstance(model, PeftModel):
-        return merged(model, "trained weights", str(folder))
+        model = merged(model, "trained weights", str(folder))
     exact.require_finite(model, "trained weights", str(folder))
     return model
 

@@ -67,6 +67,10 @@ def find(name_or_path: str, *, base_anyway: bool = False) -> SourceModel:
             if found:
                 wrong = f"its model_type is {found!r}: transformers loads that as it is"
             remedy = "give a run's folder, its folder 'trained', one of its checkpoints, or a TAPE model folder"
+            if weight_files.is_adapter(folder):
+                wrong = "an adapter that peft saved, not a whole model"
+                remedy = f"make a whole model of it and its base: tape-ds merge {name_or_path} OUT, and give OUT here "
+                remedy += "if transformers cannot load it by itself"
             raise UserError(Problem("source", name_or_path, wrong, remedy))
         raise_if_any(weight_files.check_folder(folder, "source"))
         config = extendable.read(folder)

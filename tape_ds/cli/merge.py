@@ -1,19 +1,25 @@
-"""Merge the trained weights of a run with their base model into a whole model folder.
+"""Merge trained weights with their base model into a whole model folder.
 
     tape-ds merge runs/demo OUT [--dtype bfloat16]
 
 The first argument is a run's folder, its folder ``trained`` or one of its checkpoints: position updates, norms and
-embeddings are loaded into the base model that the folder names, adapters are merged. This is done in fp32, and the
-merged model's logits are compared with the adapter model's before anything is written. After ``tape_ds.register()``,
-OUT loads with ``AutoModelForCausalLM.from_pretrained(OUT)``; ``tape-ds export`` makes a folder that needs no
-``tape_ds``.
+embeddings are loaded into the base model that the folder names, adapters are merged. Or it is the folder of an adapter
+that peft saved, with the base that its adapter_config.json names. This is done in fp32, and the merged model's logits
+are compared with the adapter model's before anything is written. After ``tape_ds.register()``, OUT loads with
+``AutoModelForCausalLM.from_pretrained(OUT)``; ``tape-ds export`` makes a folder of a run that needs no ``tape_ds``.
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tape_ds import building, checkpoint, paths, run_folder
 from tape_ds.arguments import Parser, add_new_folder
 from tape_ds.errors import command, raise_if_any
+from tape_ds.models.loading import config_file, json_file, weight_files
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
 
 
 @command
@@ -25,25 +31,61 @@ def main(argv: list[str] | None = None) -> int:
     raise_if_any(paths.check_new("out", out) or checkpoint.check_outside("out", out))
     import torch
 
-    from tape_ds.checkpoint import merging, trained
     from tape_ds.data import tokenizer as tokenizers
     from tape_ds.models import saving
     from tape_ds.models.library_messages import quieten_libraries
 
     quieten_libraries()
-    record = trained.read_record(folder)
-    tokenizer = tokenizers.load_tokenizer(str(folder), "trained")
-    original = merging.original_dtype(folder, base_anyway=options.base_anyway)
-    model = merging.merge(folder, base_anyway=options.base_anyway)
-    dtype = original if options.dtype == "auto" else getattr(torch, options.dtype)
+    of_peft = weight_files.is_adapter(folder) and not (folder / run_folder.RECORD).is_file()
+    found = _of_peft(folder, options.base_anyway) if of_peft else _of_run(folder, options.base_anyway)
+    dtype = found.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
+    model = found.model
     model.to(dtype).config.use_cache = True
-    tokenizer.model_max_length = model.config.max_position_embeddings
+    length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if found.tokenizer is not None and length is not None:
+        found.tokenizer.model_max_length = length
 
     def write(folder: Path) -> None:
         saving.save(model, folder)
-        tokenizers.save(tokenizer, folder)
+        if found.tokenizer is not None:
+            tokenizers.save(found.tokenizer, folder)
 
     building.build_aside(out, write, "out")
-    origin = record.base or "from scratch"
-    print(f"{options.out}: {origin} + {record.method}, {model.num_parameters() / 1e6:,.2f} M parameters")
+    print(f"{options.out}: {found.origin}, {model.num_parameters() / 1e6:,.2f} M parameters")
+    if found.tokenizer is None:
+        print("no tokenizer: neither the adapter's folder nor its base's has one")
     return 0
+
+
+class _Merged(NamedTuple):
+    model: "PreTrainedModel"
+    """In fp32."""
+    tokenizer: Any
+    dtype: "torch.dtype"
+    """In which the base is stored."""
+    origin: str
+    """For people."""
+
+
+def _of_run(folder: Path, base_anyway: bool) -> _Merged:
+    from tape_ds.checkpoint import merging, trained
+    from tape_ds.data import tokenizer as tokenizers
+
+    record = trained.read_record(folder)
+    tokenizer = tokenizers.load_tokenizer(str(folder), "trained")
+    dtype = merging.original_dtype(folder, base_anyway=base_anyway)
+    model = merging.merge(folder, base_anyway=base_anyway)
+    return _Merged(model, tokenizer, dtype, f"{record.base or 'from scratch'} + {record.method}")
+
+
+def _of_peft(folder: Path, base_anyway: bool) -> _Merged:
+    from tape_ds.models.loading import exact
+    from tape_ds.scoring import models
+
+    found = models.find_adapter(str(folder), base_anyway=base_anyway)
+    has_tokenizer = config_file.has_tokenizer(found.tokenizer_name_or_path)
+    tokenizer = found.tokenizer() if has_tokenizer else None
+    model = found.whole()
+    exact.require_finite(model, "trained", str(folder))
+    base = json_file.read(folder / weight_files.ADAPTER_CONFIG, "trained", str(folder))["base_model_name_or_path"]
+    return _Merged(model, tokenizer, found.dtype, f"{base} + the adapter {folder}")

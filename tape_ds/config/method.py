@@ -41,7 +41,7 @@ def unread(method: Method) -> set[str]:
 
 
 class MethodSection(Section):
-    """What is trained."""
+    """Parameters that are trained."""
 
     method: str = "tape"
     """Name of an extension method (docs/extending.md)."""

@@ -1,4 +1,4 @@
-"""What an exported model has in the place of modules that need more than torch: Triton's kernels, pydantic's checks."""
+"""Substitutes in an exported model for modules that need more than torch: Triton's kernels, pydantic's checks."""
 
 import re
 from collections.abc import Mapping

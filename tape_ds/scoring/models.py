@@ -293,6 +293,15 @@ def _find(name_or_path: str, options: LoadOptions) -> FoundModel:
     )
 
 
+def find_adapter(name_or_path: str, *, base_anyway: bool = False) -> FoundModel:
+    """Find the folder of an adapter that peft saved, with its base, on the CPU and in the dtype of the base's weights.
+    Raises UserError: either is missing, damaged or of a kind that is not merged, or a whole model is in the folder."""
+    folder = Path(name_or_path)
+    raise_if_any(weight_files.check_alone(folder))
+    options = LoadOptions(None, None, torch.device("cpu"), False, base_anyway)
+    return _find_adapter(name_or_path, folder, options)
+
+
 def _find_adapter(name_or_path: str, folder: Path, options: LoadOptions) -> FoundModel:
     """Find peft's adapter and the base that its configuration names."""
     from peft import PeftConfig

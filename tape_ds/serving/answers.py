@@ -1,14 +1,15 @@
 """Answers in pieces, as the engine's thread writes them and the event loop reads them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from tape_ds.serving.answer_text import AnswerText
 from tape_ds.serving.engine import AnswerJob
-from tape_ds.serving.generation import Scored, continue_prompt, scored
+from tape_ds.serving.generation import Scored, continue_prompt
 from tape_ds.serving.prompt_scores import score_prompt
 from tape_ds.serving.prompts import PromptTokens
+from tape_ds.serving.read_prompt import ReadPrompt
 from tape_ds.serving.served import Served
 from tape_ds.serving.settings import AnswerSettings
 
@@ -37,24 +38,23 @@ class Piece:
 
 
 def write(
-    served: Served, job: AnswerJob, choice: int, prompt: PromptTokens, settings: AnswerSettings, *, echo: bool = False
+    served: Served, job: AnswerJob, prompt: PromptTokens, choices: Mapping[int, AnswerSettings], *, echo: bool = False
 ) -> None:
-    """Write one choice into its job: the prompt, if it is echoed, then the answer."""
-    next_logits_V = None
-    if echo:
-        tokens: list[Token] = []
-        if settings.likeliest is not None:
-            found, next_logits_V = score_prompt(served, prompt.ids, settings.likeliest, job.check)
-            tokens = [Token(each, offset) for each, offset in zip(found, prompt.offsets, strict=True)]
-        job.put(Piece(choice, prompt.text, tokens))
-    writer = _Writer(served, job, choice, prompt, settings, echo)
-    if next_logits_V is not None and settings.max_tokens == 1 and settings.takes_likeliest:
-        # lm-eval's scores ask for it, and the prompt has been read already
-        likeliest = int(next_logits_V.argmax())
-        writer.tell(scored(next_logits_V[None], [likeliest], settings.likeliest or 0)[0])
-    elif settings.max_tokens:
-        continue_prompt(served, prompt.ids, settings, writer.tell, job.check)
-    writer.finish()
+    """Write the choices of one prompt into their job, each with its number and settings: the prompt, if it is echoed,
+    then the answer. The model reads the prompt once."""
+    settings = next(iter(choices.values()))  # they differ in their seeds alone
+    read = ReadPrompt(served, prompt.ids, len(choices) if settings.max_tokens else 0)
+    tokens: list[Token] = []
+    if echo and settings.likeliest is not None:
+        found = score_prompt(read, settings.likeliest, job.check, with_cache=settings.max_tokens > 1)
+        tokens = [Token(each, offset) for each, offset in zip(found, prompt.offsets, strict=True)]
+    for choice, own in choices.items():
+        if echo:
+            job.put(Piece(choice, prompt.text, tokens))
+        writer = _Writer(served, job, choice, prompt, own, echo)
+        if own.max_tokens:
+            continue_prompt(read, own, writer.tell, job.check)
+        writer.finish()
 
 
 class _Writer:

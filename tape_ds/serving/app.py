@@ -1,6 +1,7 @@
 """The endpoints, as a FastAPI application."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
@@ -53,6 +54,11 @@ class Server:
         self.engine = AnswerEngine()
         self.prompts = Prompts(served)
         self._reading = ThreadPoolExecutor(1, "tape-ds prompts")
+        self._writing = ThreadPoolExecutor(1, "tape-ds answers")
+
+    async def write(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Write much of an answer in a thread: one, since threads take turns, and the event loop's comes after all."""
+        return await asyncio.get_running_loop().run_in_executor(self._writing, work, *arguments)
 
     async def read(self, work: Callable[..., T], *arguments: Any) -> T:
         """Tokenise in a thread, so that the event loop keeps answering."""
@@ -60,6 +66,7 @@ class Server:
 
     def close(self) -> None:
         self._reading.shutdown(wait=False, cancel_futures=True)
+        self._writing.shutdown(wait=False, cancel_futures=True)
         self.engine.close(CLOSING_SECONDS)
 
     def check_model(self, name: str) -> None:
@@ -78,9 +85,8 @@ class Server:
 
         def work(job: AnswerJob) -> None:
             for number, prompt in enumerate(read):
-                for each in range(answers):
-                    choice = number * answers + each
-                    write(self.served, job, choice, prompt, self.fitted(settings, prompt, choice), echo=echo)
+                choices = self.choices(settings, prompt, answers, number * answers)
+                write(self.served, job, prompt, choices, echo=echo)
 
         tokens = sum(len(prompt.ids) for prompt in read)
         with_logprobs = asked.logprobs is not None
@@ -102,8 +108,7 @@ class Server:
         )
 
         def work(job: AnswerJob) -> None:
-            for choice in range(answers):
-                write(self.served, job, choice, prompt, self.fitted(settings, prompt, choice))
+            write(self.served, job, prompt, self.choices(settings, prompt, answers))
 
         return await self.answer(work, form, request, answers, asked.stream)
 
@@ -114,7 +119,7 @@ class Server:
         form = ResponseForm(self.served, len(prompt.ids), asked, settings)
 
         def work(job: AnswerJob) -> None:
-            write(self.served, job, 0, prompt, self.fitted(settings, prompt, 0))
+            write(self.served, job, prompt, self.choices(settings, prompt, 1))
 
         return await self.answer(work, form, request, 1, asked.stream)
 
@@ -148,18 +153,25 @@ class Server:
             **sampled,
         )
 
-    def fitted(self, settings: AnswerSettings, prompt: PromptTokens, choice: int) -> AnswerSettings:
-        """Return the settings of one choice: within the model's length, and with a seed of its own."""
+    def choices(
+        self, settings: AnswerSettings, prompt: PromptTokens, answers: int, first: int = 0
+    ) -> dict[int, AnswerSettings]:
+        """Return the settings of a prompt's choices by their numbers, from ``first`` on: within the model's length, and
+        each with a seed of its own."""
         room = self.served.length - len(prompt.ids)
-        seed = None if settings.seed is None else (settings.seed + choice) % 2**63
-        return replace(settings, max_tokens=min(settings.max_tokens, room), seed=seed)
+        fitted = replace(settings, max_tokens=min(settings.max_tokens, room))
+        if settings.seed is None:
+            return dict.fromkeys(range(first, first + answers), fitted)
+        return {
+            choice: replace(fitted, seed=(settings.seed + choice) % 2**63) for choice in range(first, first + answers)
+        }
 
     async def answer(
         self, work: Callable[[AnswerJob], None], form: Form, request: Request, choices: int, stream: bool | None
     ) -> Any:
         job = self.engine.submit(work)
         if stream:
-            return StreamingResponse(events(job, form), media_type="text/event-stream")
+            return StreamingResponse(self.events(job, form), media_type="text/event-stream")
         gathering = asyncio.create_task(gather(job, choices))
         leaving = asyncio.create_task(left(request))
         try:
@@ -167,8 +179,7 @@ class Server:
             if not gathering.done():
                 return JSONResponse({}, 499)  # the client has left
             whole = gathering.result()
-            # in a thread: the probabilities of a long text are much to write
-            content = await asyncio.to_thread(lambda: written(form.whole(whole)))
+            content = await self.write(lambda: written(form.whole(whole)).encode())
             return Response(content, media_type="application/json")
         finally:
             job.leave()
@@ -177,33 +188,32 @@ class Server:
                 with suppress(asyncio.CancelledError, RefusalError):
                     await task
 
+    async def events(self, job: AnswerJob, form: Form) -> AsyncIterator[str]:
+        """Stream a job's pieces; it is dropped if the client leaves."""
+        try:
+            for each in form.begin():
+                yield each
+            while True:
+                piece = await job.next()
+                if piece is None:
+                    break
+                is_long = len(piece.tokens) > MANY_TOKENS
+                written = await self.write(form.piece, piece) if is_long else form.piece(piece)
+                for each in written:
+                    yield each
+            for each in form.end():
+                yield each
+        except RefusalError as refusal:
+            for each in form.failed(refusal):
+                yield each
+        finally:
+            job.leave()
+
 
 async def left(request: Request) -> None:
     """Return when a request's client has closed the connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-async def events(job: AnswerJob, form: Form) -> AsyncIterator[str]:
-    """Stream a job's pieces; it is dropped if the client leaves."""
-    try:
-        for each in form.begin():
-            yield each
-        while True:
-            piece = await job.next()
-            if piece is None:
-                break
-            is_long = len(piece.tokens) > MANY_TOKENS
-            written = await asyncio.to_thread(form.piece, piece) if is_long else form.piece(piece)
-            for each in written:
-                yield each
-        for each in form.end():
-            yield each
-    except RefusalError as refusal:
-        for each in form.failed(refusal):
-            yield each
-    finally:
-        job.leave()
 
 
 def application(served: Served, *, loopback_only: bool = True) -> FastAPI:
@@ -217,6 +227,9 @@ def application(served: Served, *, loopback_only: bool = True) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        # a full collection of what the model and its libraries hold would stop every thread for a second
+        gc.collect()
+        gc.freeze()
         server.engine.start()
         yield
         server.close()
@@ -263,6 +276,7 @@ def application(served: Served, *, loopback_only: bool = True) -> FastAPI:
     model = {"id": served.name, "object": "model", "created": 0, "owned_by": "tape_ds"}
 
     @app.get("/v1/models")
+    @app.get("/v1/models/", include_in_schema=False)
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [model]}
 

@@ -1,6 +1,6 @@
 """The form of ``/v1/chat/completions``."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tape_ds.serving.answers import Piece, Token, Whole
@@ -33,7 +33,7 @@ class ChatForm:
         made = []
         for index, one in enumerate(choices):
             message = {"role": "assistant", "content": one.text, "refusal": None}
-            logprobs = self._logprobs(one.tokens)
+            logprobs = {"content": self._content(one.tokens), "refusal": None} if self.with_logprobs else None
             made.append({"index": index, "message": message, "logprobs": logprobs, "finish_reason": one.finish})
         counts = usage(self.prompt_tokens, sum(one.drawn for one in choices))
         return {**self.head, "object": "chat.completion", "choices": made, "usage": counts}
@@ -67,12 +67,13 @@ class ChatForm:
     def _logprobs(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
         if not self.with_logprobs:
             return None
-        content = []
+        return {"content": list(self._content(tokens)), "refusal": None}
+
+    def _content(self, tokens: Sequence[Token]) -> Iterator[dict[str, Any]]:
         for token in tokens:
             one = self._logprob(token.scored.token, token.scored.logprob)
             one["top_logprobs"] = [self._logprob(*other) for other in token.scored.likeliest]
-            content.append(one)
-        return {"content": content, "refusal": None}
+            yield one
 
     def _logprob(self, token: int, logprob: float | None) -> dict[str, Any]:
         text, parts = self.served.texts.of(token)

@@ -1,4 +1,4 @@
-"""What OpenAI's three forms of an answer have in common: server-sent events, numbers of tokens, probabilities.
+"""Parts that OpenAI's three forms of an answer have in common: server-sent events, numbers of tokens, probabilities.
 
 The forms are plain objects: which fields the ``openai`` package's types require changes with its versions. The tests
 read all of them with its client and its types.
@@ -8,7 +8,8 @@ import json
 import math
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, Protocol
 
 from tape_ds.serving.answers import Piece, Whole
@@ -17,6 +18,8 @@ from tape_ds.serving.refusal import RefusalError
 DONE = "data: [DONE]\n\n"
 UNLIKELY = -9999.0
 """OpenAI's for a token that cannot come: JSON has no infinity."""
+_ENTRIES = 64
+"""Of a list that are written at once: with 20 probabilities each some 100 kB."""
 
 
 class Form(Protocol):
@@ -54,16 +57,37 @@ def event(data: dict[str, Any], name: str | None = None) -> str:
 
 def written(answer: dict[str, Any]) -> str:
     """Return an answer's JSON. It is written in parts: Python's writer lets no other thread run meanwhile, and the
-    probabilities of many texts take seconds."""
-    fields = []
-    for name, value in answer.items():
-        if isinstance(value, list):
-            entries = [json.dumps(entry, allow_nan=False) for entry in value]
-            text = f"[{', '.join(entries)}]"
-        else:
-            text = json.dumps(value, allow_nan=False)
-        fields.append(f"{json.dumps(name)}: {text}")
-    return f"{{{', '.join(fields)}}}"
+    probabilities of one long text take seconds."""
+    return "".join(_parts(answer, 0))
+
+
+def _parts(value: Any, depth: int) -> Iterator[str]:
+    """Yield the JSON of a value; ``depth`` is the number of objects and lists around it. The choices of an answer are
+    a list at depth 1, and deeper lists have small entries, of one token each; they may be iterators, since millions of
+    objects at once would make Python's garbage collector stop all threads."""
+    if isinstance(value, dict):
+        opening = "{"
+        for name, inner in value.items():
+            yield f"{opening}{json.dumps(name)}: "
+            yield from _parts(inner, depth + 1)
+            opening = ", "
+        yield "}" if value else "{}"
+    elif isinstance(value, list) and depth <= 1:
+        opening = "["
+        for inner in value:
+            yield opening
+            yield from _parts(inner, depth + 1)
+            opening = ", "
+        yield "]" if value else "[]"
+    elif isinstance(value, list | Iterator):
+        entries = iter(value)
+        opening = "["
+        while part := list(islice(entries, _ENTRIES)):
+            yield opening + json.dumps(part, allow_nan=False)[1:-1]
+            opening = ", "
+        yield "]" if opening == ", " else "[]"
+    else:
+        yield json.dumps(value, allow_nan=False)
 
 
 def usage(prompt_tokens: int, drawn: int) -> dict[str, int]:

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
+from tape_ds.models.inputs import CACHE
 from tape_ds.scoring import CHUNK
 from tape_ds.scoring.replies import reads_in_pieces
+from tape_ds.serving.read_prompt import ReadPrompt
 from tape_ds.serving.refusal import RefusalError
 from tape_ds.serving.served import Served
 from tape_ds.serving.settings import AnswerSettings
@@ -50,13 +52,19 @@ def require_finite(logits: Tensor) -> None:
 
 
 class _Seen(LogitsProcessor):
-    """Keeps the logits of a step as the model gave them."""
+    """Keeps the logits of a step as the model gave them; those after a prompt are told."""
 
     logits_1V: Tensor
+
+    def __init__(self, after_prompt: Callable[[Tensor], None]):
+        self._after_prompt: Callable[[Tensor], None] | None = after_prompt
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         require_finite(scores)
         self.logits_1V = scores
+        if self._after_prompt is not None:
+            self._after_prompt(scores)
+            self._after_prompt = None
         return scores
 
 
@@ -80,41 +88,76 @@ class _Told(StoppingCriteria):
 
 @torch.no_grad()
 def continue_prompt(
-    served: Served,
-    ids: Sequence[int],
-    settings: AnswerSettings,
-    tell: Callable[[Scored], bool],
-    check: Callable[[], None],
+    prompt: ReadPrompt, settings: AnswerSettings, tell: Callable[[Scored], bool], check: Callable[[], None]
 ) -> None:
-    """Draw the tokens that follow a prompt.
+    """Draw the tokens that follow a prompt, the same whether it was read before or not.
 
     Args:
-        served: its model.
-        ids: the prompt's.
-        settings: ``max_tokens`` with room for them, ``seed`` if samples are to repeat.
+        prompt: with its model.
+        settings: ``max_tokens``, 1 or more, with room for them; ``seed`` if samples are to repeat.
         tell: is called with each token; returns whether it is the last.
         check: is called before each token; raises once the client has left.
     """
-    model = served.model
-    ids_1T = torch.tensor([ids], device=served.device)
-    in_pieces = len(ids) > CHUNK and reads_in_pieces(model)
-    seen = _Seen()
-    config = GenerationConfig(
-        do_sample=not settings.is_greedy,
-        top_k=None if settings.is_greedy else 0,  # generate fills in 50 for None
-        max_new_tokens=settings.max_tokens,
-        use_cache=True,
-        prefill_chunk_size=CHUNK if in_pieces else None,
-        pad_token_id=0,
-    )
+    served = prompt.served
+    cache = prompt.begin_answer()
+    logits_1V = prompt.next_logits_1V
+    ids_1T = torch.tensor([prompt.ids], device=served.device)
+    left = settings.max_tokens
+    seen = _Seen(lambda _: None)
+    if cache is None and left > 1:  # it was not read, or nothing of it could be kept
+        logits_1V = None
+    if logits_1V is None:
+        cache = None
+        if prompt.has_more:
+            cache = prompt.new_cache()
+            seen = _Seen(lambda found_1V: prompt.keep(found_1V, cache, grows=True))
+    processors = LogitsProcessorList([seen, *settings.processors(len(prompt.ids))])
+    told = _Told(seen, settings, tell)
     seed = secrets.randbits(63) if settings.seed is None else settings.seed
     gpus = [served.device] if served.device.type == "cuda" else []
     with torch.random.fork_rng(devices=gpus), served.noticing(check):
         torch.manual_seed(seed)
-        model.generate(
-            ids_1T,
-            attention_mask=torch.ones_like(ids_1T),
-            generation_config=config,
-            logits_processor=LogitsProcessorList([seen, *settings.processors(len(ids))]),
-            stopping_criteria=StoppingCriteriaList([_Told(seen, settings, tell)]),
-        )
+        if logits_1V is not None:
+            # as generate draws it
+            scores_1V = processors(ids_1T, logits_1V.to(torch.float32, copy=True))
+            if settings.is_greedy:
+                token_11 = scores_1V.argmax(dim=-1, keepdim=True)
+            else:
+                token_11 = torch.multinomial(torch.softmax(scores_1V, dim=-1), num_samples=1)
+            ids_1T = torch.cat((ids_1T, token_11), dim=-1)
+            left -= 1
+            if bool(told(ids_1T, None).all()):
+                left = 0
+        if left:
+            _generate(served, ids_1T, cache, left, settings, processors, told)
+    prompt.end_answer()
+
+
+def _generate(
+    served: Served,
+    ids_1T: Tensor,
+    cache: Any,
+    most: int,
+    settings: AnswerSettings,
+    processors: LogitsProcessorList,
+    told: _Told,
+) -> None:
+    model = served.model
+    unread = ids_1T.shape[1] - (0 if cache is None else cache.get_seq_length())
+    in_pieces = unread > CHUNK and reads_in_pieces(model)
+    config = GenerationConfig(
+        do_sample=not settings.is_greedy,
+        top_k=None if settings.is_greedy else 0,  # generate fills in 50 for None
+        max_new_tokens=most,
+        use_cache=True,
+        prefill_chunk_size=CHUNK if in_pieces else None,
+        pad_token_id=0,
+    )
+    model.generate(
+        ids_1T,
+        attention_mask=torch.ones_like(ids_1T),
+        generation_config=config,
+        logits_processor=processors,
+        stopping_criteria=StoppingCriteriaList([told]),
+        **({} if cache is None else {CACHE: cache}),
+    )

@@ -1,4 +1,4 @@
-"""What is refused before a request is parsed: foreign hosts, bodies that are no JSON, and those that are too large."""
+"""Refusals before a request is parsed: foreign hosts, bodies that are no JSON, and those that are too large."""
 
 import asyncio
 import codecs

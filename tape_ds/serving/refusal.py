@@ -1,4 +1,4 @@
-"""What is refused, in the form of OpenAI's ``error``, which its clients turn into exceptions."""
+"""Refusals in the form of OpenAI's ``error``, which its clients turn into exceptions."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

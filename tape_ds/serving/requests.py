@@ -1,4 +1,4 @@
-"""What the endpoints take: every field of OpenAI's that is done here, and of all others the values that ask nothing.
+"""Requests to the endpoints: every field of OpenAI's that is done here, and of all others the values that ask nothing.
 
 The types are strict: "5" is no number, true is no 1, and a field that is not listed is refused by its name unless it is
 null or empty: clients send all the fields that they know. The types are also what ``/openapi.json`` shows.
@@ -85,7 +85,7 @@ class TextFormat(StrictModel):
 
 
 class Request(StrictModel):
-    """What the three endpoints have in common."""
+    """Fields that the three endpoints have in common."""
 
     model: str
     stream: bool | None = None
@@ -95,7 +95,7 @@ class Request(StrictModel):
 
 
 class Sampled(Request):
-    """What the two kinds of completions have in common."""
+    """Fields that the two kinds of completions have in common."""
 
     n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] | None = None
     stop: Stop | Annotated[list[Stop], Field(fail_fast=True, max_length=MOST_STOPS)] | None = None

@@ -38,7 +38,7 @@ class Defaults:
 
     @property
     def changed(self) -> dict[str, Any]:
-        """What differs from OpenAI's."""
+        """Return the fields that differ from OpenAI's."""
         names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
         return {name: getattr(self, name) for name in names if getattr(self, name) != getattr(Defaults(), name)}
 

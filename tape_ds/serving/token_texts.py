@@ -1,4 +1,4 @@
-"""What a tokenizer's single tokens are in text and in bytes, and how its decoder writes several."""
+"""The text and bytes of a tokenizer's single tokens, and how its decoder writes several."""
 
 import re
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 UNREADABLE = "\ufffd"
-"""What a decoder writes for bytes that are no character."""
+"""Written by decoders for bytes that are no character."""
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _TIDIED = 8  # characters: clean_up_tokenization_spaces and WordPiece remove spaces before " n't" at most
 

@@ -1,13 +1,15 @@
-"""What is in a run's folder before a run begins there: nothing of it is replaced or removed unasked.
+"""The contents of a run's folder before a run begins there: nothing of them is replaced or removed unasked.
 
 A folder is an earlier run's if it has that run's records: a marker (:data:`tape_ds.run_folder.BEGUN`, written before
-anything else, or :data:`tape_ds.run_folder.FINISHED`) or a sealed checkpoint. Files with a run's names are then that
-run's, and in ``trained`` those that its list has (of an older version, which kept none, those with the names of trained
-weights and tokenizers). Everything else where a run would write is a person's: no option
-removes it.
+anything else, or :data:`tape_ds.run_folder.FINISHED`), a sealed checkpoint, or metrics whose every line has what
+versions before that marker wrote as well: such a run, killed before its first checkpoint, left nothing else. Files
+with a run's names are then that run's, and in ``trained`` those that its list has (of an older version, which kept
+none, those with the names of trained weights and tokenizers). Everything else where a run would write is a person's: no
+option removes it.
 """
 
 import contextlib
+import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +26,9 @@ _VALUED = (run_folder.METRICS, run_folder.NONFINITE, run_folder.FINISHED)
 _LEFT_OVER = (run_folder.TRACKERS, run_folder.STOPPED, run_folder.BEGUN)  # a start that came to nothing leaves these
 _MARKERS = (run_folder.BEGUN, run_folder.FINISHED, run_folder.STOPPED)
 
+_IN_EVERY_LINE = {"step", "loss", "tokens_per_second", "memory_bytes", "skipped", "tokens"}
+"""Of the metrics of every version, never left out."""
+
 
 @dataclass(frozen=True)
 class EarlierRun:
@@ -32,7 +37,7 @@ class EarlierRun:
     output: Path
     checkpoints: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
-    """What an earlier run has brought, without its checkpoints."""
+    """Files of an earlier run, without its checkpoints."""
     left_over: list[str] = field(default_factory=list)
     """Of an earlier run too, and without value once it has ended."""
     foreign: list[str] = field(default_factory=list)
@@ -45,7 +50,7 @@ class EarlierRun:
 
     @property
     def identity(self) -> Mapping[str, Any] | None:
-        """What decides the numbers of the run (:mod:`tape_ds.training.identity`); None if that is not known."""
+        """The facts that decide the run's numbers (:mod:`tape_ds.training.identity`); None if they are not known."""
         for name in (run_folder.BEGUN, run_folder.FINISHED):
             found = self.markers.get(name, {}).get("identity")
             if isinstance(found, dict):
@@ -81,7 +86,7 @@ def look(output: Path) -> EarlierRun:
     """Return what a run's folder holds; it need not exist."""
     checkpoints = checkpoint.numbered(output)
     markers = {name: content for name in _MARKERS if (content := _marker(output, name)) is not None}
-    is_a_run = bool(markers) or any(_is_sealed(folder) for folder in checkpoints)
+    is_a_run = bool(markers) or any(_is_sealed(folder) for folder in checkpoints) or _has_run_s_metrics(output)
     files: list[str] = []
     left_over: list[str] = []
     foreign: list[str] = []
@@ -140,7 +145,7 @@ def check_new_start(found: EarlierRun, *, start_anew: bool, trains: bool) -> lis
         remedies = []
         if found.checkpoints and trains:
             remedies.append("--resume auto to resume it")
-        elif not found.checkpoints and run_folder.FINISHED not in found.markers:
+        elif not found.checkpoints and run_folder.FINISHED not in found.markers and found.identity is not None:
             remedies.append("--resume auto to begin the same run again")
         problems.append(Problem("output_dir", place, f"it holds {found}", _either(found, remedies)))
     return problems
@@ -220,6 +225,16 @@ def _marker(output: Path, name: str) -> dict[str, Any] | None:
     """Return a marker of :func:`tape_ds.run_folder.mark`; None for any other file of that name."""
     content = run_folder.read(output / name) or {}
     return content if isinstance(content.get("step"), int) and name in content else None
+
+
+def _has_run_s_metrics(output: Path) -> bool:
+    """Return whether every line of the metrics is a run's; the last may have been cut off by a full disk or a kill."""
+    try:
+        *lines, _ = (output / run_folder.METRICS).read_text(encoding="utf-8").split("\n")
+        entries = [json.loads(line) for line in lines]
+    except (OSError, ValueError, RecursionError):
+        return False
+    return bool(entries) and all(isinstance(entry, dict) and entry.keys() >= _IN_EVERY_LINE for entry in entries)
 
 
 def _is_sealed(folder: Path) -> bool:

@@ -59,11 +59,6 @@ class RestoreState(TrainerCallback):
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         self.trainer.load_rank_state()
 
-    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
-        if self.trainer.optimization.position_learning_rate is not None:
-            # before the schedule moves on; their group is the last
-            self.trainer.position_rate = self.trainer.optimizer.param_groups[-1]["lr"]
-
     def on_train_end(self, *_: Any, **__: Any) -> None:
         self.trainer.beat("saving")
         self.trainer.saver.finish()
@@ -172,8 +167,8 @@ class TapeTrainer(Trainer):
         """This rank's cross-entropy and divergence since the last logging step, where there is a teacher."""
         self._logged_before = 0
         """The logging step before the one that is being logged."""
-        self.position_rate: float | None = None
-        """Learning rate of position parameters in the last step."""
+        self._rates: list[float] = []
+        """Learning rates of the parameter groups in the last step."""
         self._clock: tuple[int, float] | None = None
         self._begin: tuple[int, float] | None = None
 
@@ -335,6 +330,8 @@ class TapeTrainer(Trainer):
             self.saved = self.saver.finish()
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        # before the step: an engine that made the optimizer moves the schedule on inside of its own
+        self._rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         loss = super().training_step(*args, **kwargs)
         self.beat("step")
         if self._skipped_loss is not None:
@@ -472,8 +469,9 @@ class TapeTrainer(Trainer):
             }
             # trackers warn of a None each time, so what is not available is left out
             logs = logs | {name: value for name, value in measured.items() if value is not None}
-            if self.position_rate is not None:
-                logs["position_learning_rate"] = self.position_rate
+            logs["learning_rate"] = self._rates[0]
+            if self.optimization.position_learning_rate is not None:  # their group is the last
+                logs["position_learning_rate"] = self._rates[-1]
             if self.teacher is not None:  # the parts of the loss, before they are weighted
                 steps = self.state.global_step - self._logged_before
                 sums = zip(*self.rank_sync.numbers(self._parts.tolist()), strict=True)

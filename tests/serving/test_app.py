@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from tape_ds.serving.forms import written
+from tape_ds.serving.forms import _parts, written
 from tape_ds.serving.settings import Defaults
 from tests.serving.conftest import LENGTH, asking, new_served
 
@@ -417,6 +417,7 @@ def test_another_model_is_not_found(client):
     for path in BASES:
         assert post(client, path, 404, model="another")["error"]["code"] == "model_not_found"
     assert client.get("/v1/models/tiny").json()["id"] == "tiny" == client.get("/v1/models").json()["data"][0]["id"]
+    assert client.get("/v1/models/").json() == client.get("/v1/models").json(), "it was a model without a name"
     assert client.get("/v1/models/a/b").status_code == 404
 
 
@@ -503,5 +504,13 @@ def test_an_answer_written_in_parts_is_its_json():
         "usage": {"a": 1},
     }
     assert json.loads(written(answer)) == answer
+    entries = [{"token": str(number), "bytes": [number], "top": []} for number in range(200)]
+    for count in (0, 1, 63, 64, 65, 200):  # as a list, and one after another
+        for content in (entries[:count], iter(entries[:count])):
+            text = written({"choices": [{"logprobs": {"content": content}}, {}], "none": {}})
+            expected = [{"logprobs": {"content": entries[:count]}}, {}]
+            assert json.loads(text) == {"choices": expected, "none": {}}
+    longest = max(map(len, _parts({"choices": [{"logprobs": {"content": entries}}]}, 0)))
+    assert longest <= len(json.dumps(entries[-64:])), "no part is a whole text's"
     with pytest.raises(ValueError, match="not JSON compliant"):
         written({"choices": [{"logprob": math.nan}]})

@@ -439,3 +439,22 @@ def test_a_setting_that_may_change_takes_effect(train):
     assert [line["learning_rate"] for line in lines] == [0.01] * 2 + [0.002] * 4
     groups = torch.load(train.folder / "run" / "checkpoint-6" / "optimizer.pt", weights_only=True)["param_groups"]
     assert {group["weight_decay"] for group in groups} <= {0.25, 0.0}
+
+
+def test_the_rate_that_is_logged_is_the_one_that_was_used(train, monkeypatch):
+    """An engine that makes the optimizer from its configuration's block moves the schedule on within its own step: the
+    next step's rate was stored."""
+    forward = Trainer.training_step
+
+    def with_an_engine_s_schedule(self, *args, **kwargs):
+        loss = forward(self, *args, **kwargs)
+        if self.accelerator.sync_gradients:  # the step's last micro-batch
+            self.lr_scheduler.step()
+        return loss
+
+    monkeypatch.setattr(Trainer, "training_step", with_an_engine_s_schedule)
+    rising = {"learning_rate": 0.01, "lr_scheduler_type": "constant_with_warmup", "warmup_steps": 3}
+    assert train(**rising, max_steps=3, logging_steps=1, save_strategy="no") == 0
+    lines = (train.folder / "run" / "metrics.jsonl").read_text().splitlines()
+    # each step moves it on twice, by the engine and by the trainer
+    assert [json.loads(line)["learning_rate"] for line in lines] == pytest.approx([0.0, 0.02 / 3, 0.01])

@@ -39,7 +39,7 @@ class RefusedError(ValueError):
 
 @dataclass(frozen=True)
 class TokenOptions:
-    """What a spec says of its files."""
+    """The settings that a spec gives for its files."""
 
     width: str | None = None  # a name of `WIDTHS`
     column: str | None = None  # of MDS

@@ -111,6 +111,10 @@ def check_llama_shaped(config: PreTrainedConfig) -> list[Problem]:
     return [Problem("model", name, "not Llama-shaped: " + "; ".join(differences), "; ".join(remedies))]
 
 
+def has_tokenizer(folder: str | Path) -> bool:
+    return any(file for pattern in _TOKENIZERS for file in Path(folder).glob(pattern))
+
+
 def is_on_hub(name: str) -> bool:
     """Return whether a name or path can only mean a hub id."""
     return hub.is_id(name) and not name.endswith(".gguf") and not os.path.isdir(paths.of(name))
@@ -192,7 +196,7 @@ def _without(field: str, name: str, folder: Path, files: tuple[str, ...]) -> Pro
         remedy = partial[0].remedy if partial else f"give what it trained: {trained}"
         return Problem(field, name, "a run's folder, not a model's", remedy)
     if CONFIG in files and (folder / weight_files.ADAPTER_CONFIG).is_file():
-        remedy = "give a whole model: load the adapter with peft, and save what merge_and_unload() returns"
+        remedy = f"make a whole model of it and its base, and give that: tape-ds merge {name} OUT"
         return Problem(field, name, "an adapter, not a whole model", remedy)
     inner = [*folder.glob("*.gguf"), *(file.parent for pattern in _DEEPER for file in sorted(folder.glob(pattern)))]
     remedy = f"did you mean {inner[0]}?" if inner else "give a folder saved by save_pretrained"
@@ -216,7 +220,7 @@ def check(name: str, *, online: bool) -> list[Problem]:
     if name == SMOLLM2 or not os.path.isdir(folder):
         return []
     found = run_folder.check_whole("model", name, folder) or weight_files.check_folder(folder)
-    if not any(file for pattern in _TOKENIZERS for file in Path(folder).glob(pattern)):
+    if not has_tokenizer(folder):
         remedy = "copy the files of the tokenizer that it was trained with into the folder"
         wrong_folder = "there is no tokenizer (tokenizer.json, tokenizer.model) in this folder"
         found = [*found, Problem("model", name, wrong_folder, remedy)]

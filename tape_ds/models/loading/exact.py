@@ -11,7 +11,7 @@ import json
 import logging
 import math
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,7 +28,8 @@ _Model = TypeVar("_Model", bound="PreTrainedModel")
 
 _SHOWN = 12  # names of tensors in a message
 _COULD_NOT = "transformers could not load it"
-_NOT_FINITE = "take an earlier checkpoint, or fetch it again; a model in float16 may need --dtype float32 or bfloat16"
+_UNDAMAGED = "take an earlier checkpoint, or fetch it again"
+_NOT_FINITE = f"{_UNDAMAGED}; a model in float16 may need --dtype float32 or bfloat16"
 _MEND = "mend the folder, or install what the error names"
 _SIZES = ("hidden_size", "intermediate_size", "vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -142,11 +143,21 @@ def stored_dtype(source: str | Path, config: "PreTrainedConfig") -> "torch.dtype
 
 def require_finite(model: "PreTrainedModel", field: str, name: str) -> None:
     """Raise UserError for weights that are NaN or infinite; ``field`` and ``name`` are for the message."""
-    wrong = [each for each, weight in model.named_parameters() if not bool(weight.isfinite().all())]
-    if wrong:
-        more = f" and {len(wrong) - _SHOWN:,} more" if len(wrong) > _SHOWN else ""
-        what = f"weights that are not finite, NaN or infinite: {', '.join(wrong[:_SHOWN])}{more}"
-        raise UserError(Problem(field, name, what, _NOT_FINITE))
+    wrong = [each for each, weight in model.named_parameters() if not is_finite(weight)]
+    raise_if_any(not_finite_weights(wrong, field, name))
+
+
+def is_finite(weight: "Tensor") -> bool:
+    return bool(weight.isfinite().all())
+
+
+def not_finite_weights(names: Sequence[str], field: str, name: str) -> list[Problem]:
+    """Return the problem of a model whose weights of these ``names`` are NaN or infinite; none without names."""
+    if not names:
+        return []
+    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    wrong = f"weights that are not finite, NaN or infinite: {', '.join(names[:_SHOWN])}{more}"
+    return [Problem(field, name, wrong, _UNDAMAGED)]
 
 
 def not_finite(field: str, name: str) -> UserError:

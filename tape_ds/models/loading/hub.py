@@ -44,7 +44,7 @@ class Fetched(NamedTuple):
     why_not: str | None = None
     """Why it was not read, where the name may be right all the same."""
     problem: Problem | None = None
-    """What is wrong with the name."""
+    """The problem with the name, if there is one."""
 
 
 @functools.cache

@@ -73,7 +73,7 @@ def check_folder(folder: str | Path, field: str = "model") -> list[Problem]:
         return []
     if unfit := paths.check_fetched(field, folder):
         return unfit
-    if found := [*_check_alone(folder, field), *_check_generation(folder, field)]:
+    if found := [*check_alone(folder, field), *_check_generation(folder, field)]:
         return found
     safe, pickled = sorted(folder.glob("*.safetensors")), sorted(folder.glob("pytorch_model*.bin"))
     whole, there = (WHOLE, safe) if safe else (PICKLED, pickled)
@@ -106,7 +106,7 @@ def check_folder(folder: str | Path, field: str = "model") -> list[Problem]:
     return problems
 
 
-def _check_alone(folder: Path, field: str) -> list[Problem]:
+def check_alone(folder: Path, field: str = "model") -> list[Problem]:
     """Refuse an adapter beside whole weights: they are either its base or what it was merged into, and loaders disagree
     on whether it is put on."""
     wholes = [name for whole in (WHOLE, PICKLED) for name in (whole, f"{whole}.index.json")]
@@ -159,6 +159,11 @@ def fingerprint(file: Path) -> str:
     return f"{storage.size(size)}, {digest.hexdigest()[:16]}"
 
 
+def is_adapter(folder: str | Path) -> bool:
+    """Return whether a folder is an adapter that peft saved."""
+    return (Path(folder) / ADAPTER_CONFIG).is_file()
+
+
 def check_adapter(folder: str | Path, field: str = "model") -> list[Problem]:
     """Check peft's two files in a folder: weights as :func:`check_file` does, and a configuration that must not name a
     module to import, as one with Megatron's layers does."""
@@ -189,7 +194,7 @@ def _is_torch_file(file: Path) -> bool:
 
 
 class Header(NamedTuple):
-    """What a safetensors file says of a tensor."""
+    """Shape and dtype of a tensor in a safetensors file."""
 
     shape: tuple[int, ...]
     dtype: str

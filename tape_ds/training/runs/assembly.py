@@ -24,7 +24,7 @@ from tape_ds.distributed import comparison
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.methods.prepare import prepare
-from tape_ds.models.loading import exact, extendable
+from tape_ds.models.loading import extendable
 from tape_ds.models.loading.base_model import open_base
 from tape_ds.planning import hardware, search
 from tape_ds.planning.prediction import Plan
@@ -33,6 +33,7 @@ from tape_ds.resilience import run_lock
 from tape_ds.run_folder import FINISHED, read
 from tape_ds.training import device, earlier_run, identity
 from tape_ds.training.environment import join_process_group, say
+from tape_ds.training.finite_weights import require_finite_weights
 from tape_ds.training.run import Run
 from tape_ds.training.runs.extension import Extension
 from tape_ds.training.runs.finetuning import ChatTuning, ScrollsTuning
@@ -70,7 +71,7 @@ def assemble(recipe: Recipe) -> Run:
     section = run.recipe.method if isinstance(run.recipe, ExtensionRecipe) else None
     model = run.load_model()
     if base is not None and run.resumed is None:
-        exact.require_finite(model, "model", base.name)  # else every step is skipped, and what is saved is damaged too
+        require_finite_weights(model, "model", base.name, run.rank_sync)
     prepared = prepare(run.method, model, section)
     run = replace(run, model=prepared.model, names=prepared.names)
     return replace(run, teacher=run.load_teacher())

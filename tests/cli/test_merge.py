@@ -1,0 +1,111 @@
+"""`tape-ds merge` of adapters that peft itself saved; of runs see tests/checkpoint/test_merging.py."""
+
+import json
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPTNeoXConfig, GPTNeoXForCausalLM
+
+from tape_ds import TapeForCausalLM
+from tape_ds.cli import export, merge
+from tape_ds.models.loading import config_file
+from tests.export.conftest import base
+from tests.models.helpers import tiny_config, tokens
+
+__all__ = ["base"]
+
+IDS = tokens(2, 20)
+
+
+def adapter(base, folder, **options):
+    """Save an adapter of random numbers, as peft does; return the folder."""
+    torch.manual_seed(5)
+    options = {"target_modules": ["q_proj"]} | options
+    model = AutoModelForCausalLM.from_pretrained(base)
+    get_peft_model(model, LoraConfig(r=2, init_lora_weights=False, **options)).save_pretrained(folder)
+    return folder
+
+
+@torch.no_grad()
+def logits(model):
+    return model.eval().float()(IDS).logits
+
+
+@torch.no_grad()
+def unmerged(base, folder):
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    return logits(PeftModel.from_pretrained(model, str(folder)))
+
+
+def test_an_adapter_of_peft_becomes_a_whole_folder(base, tmp_path, capsys):
+    """It was refused for want of a run's record."""
+    folder = adapter(base, tmp_path / "adapter")
+    assert merge.main([str(folder), str(tmp_path / "whole")]) == 0
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
+    assert type(whole).__name__ == "LlamaForCausalLM" and whole.dtype == torch.float32
+    torch.testing.assert_close(logits(whole), unmerged(base, folder), atol=1e-5, rtol=0)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "whole")
+    assert tokenizer.get_vocab() == AutoTokenizer.from_pretrained(base).get_vocab()
+    assert tokenizer.model_max_length == whole.config.max_position_embeddings
+    assert not list((tmp_path / "whole").glob("adapter*"))
+    assert config_file.check(str(tmp_path / "whole"), online=False) == []
+    assert f"whole: {base} + the adapter {folder}, 0." in capsys.readouterr().out
+
+
+def test_other_families_and_this_project_s_own_are_merged(tmp_path, capsys):
+    """In the dtype in which the base is stored; a base without a tokenizer makes a folder without one."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    neox = GPTNeoXForCausalLM(GPTNeoXConfig(**sizes, vocab_size=128))
+    tape = TapeForCausalLM(tiny_config())
+    for name, model, target in (("neox", neox, "query_key_value"), ("tape", tape, "q_proj")):
+        model.to(torch.bfloat16).save_pretrained(tmp_path / name)
+        folder = adapter(tmp_path / name, tmp_path / f"{name}-adapter", target_modules=[target])
+        assert merge.main([str(folder), str(tmp_path / f"{name}-whole")]) == 0
+        assert "no tokenizer: neither the adapter's folder nor its base's has one" in capsys.readouterr().out
+        whole = AutoModelForCausalLM.from_pretrained(tmp_path / f"{name}-whole", dtype="auto")
+        assert type(whole) is type(model) and whole.dtype == torch.bfloat16
+        expected = unmerged(tmp_path / name, folder)
+        # weights rounded to bf16 once: 2^-8 of each
+        assert (logits(whole) - expected).abs().max() < 0.03 * expected.abs().max()
+
+
+def test_an_adapter_in_a_whole_model_s_folder_or_without_a_base_is_refused(base, tmp_path, capsys):
+    both = tmp_path / "both"
+    AutoModelForCausalLM.from_pretrained(base).save_pretrained(both)
+    adapter(base, both)
+    assert merge.main([str(both), str(tmp_path / "out")]) == 2
+    assert "holds a whole model's weights and an adapter" in capsys.readouterr().err
+
+    folder = adapter(base, tmp_path / "adapter")
+    settings = json.loads((folder / "adapter_config.json").read_text())
+    settings["base_model_name_or_path"] = str(tmp_path / "gone")
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    assert merge.main([str(folder), str(tmp_path / "out")]) == 2
+    assert "gone" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_not_merged(base, tmp_path, number, capsys):
+    """In a row that no probe reads, logits are numbers: the merged folder would have carried the damage on."""
+    folder = adapter(base, tmp_path / "adapter")
+    damaged = tmp_path / "base"
+    AutoModelForCausalLM.from_pretrained(base).save_pretrained(damaged)
+    tensors = load_file(damaged / "model.safetensors")
+    tensors["model.embed_tokens.weight"][-1] = number
+    save_file(tensors, damaged / "model.safetensors", metadata={"format": "pt"})
+    settings = json.loads((folder / "adapter_config.json").read_text())
+    settings["base_model_name_or_path"] = str(damaged)
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    assert merge.main([str(folder), str(tmp_path / "out")]) == 2
+    assert "not finite" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_export_and_recipes_name_the_command_that_makes_a_whole_model(base, tmp_path, capsys):
+    folder = adapter(base, tmp_path / "adapter")
+    assert export.main([str(folder), str(tmp_path / "out")]) == 2
+    assert f"tape-ds merge {folder} OUT" in " ".join(capsys.readouterr().err.split())
+    (problem,) = config_file.check(str(folder), online=False)
+    assert problem.remedy.endswith(f"tape-ds merge {folder} OUT")
