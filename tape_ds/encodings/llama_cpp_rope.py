@@ -20,7 +20,7 @@ LLAMA = "llama"
 THETA = 10_000.0
 """llama.cpp's base where a file has none."""
 UNREAD = {"finetuned": (True, False), "yarn_ext_factor": (1, -1), "yarn_log_multiplier": (0,)}
-"""Keys of ``rope.scaling`` that llama.cpp does not read for these architectures, and the values that ask for nothing."""
+"""Keys of ``rope.scaling`` that llama.cpp does not read for these architectures, and values that ask for nothing."""
 _BETAS = {"beta_fast": 32, "beta_slow": 1}
 _PUBLISHED = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 """Llama 3's own bounds, which its divisors do not tell."""

@@ -81,11 +81,11 @@ def _write_gguf(file: Path, folder: Path) -> None:
     config = extendable.gguf_config(file)
     place = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     remedy = "fetch the file again, or give another GGUF file of a model that transformers knows"
-    with library_errors.as_message("could not be read", "model", str(file), remedy):
-        with contextlib.redirect_stderr(io.StringIO()):  # a bar that nothing switches off; what goes wrong is raised
-            loaded, info = AutoModelForCausalLM.from_pretrained(
-                **place, config=config, dtype=torch.float32, output_loading_info=True
-            )
+    silent = contextlib.redirect_stderr(io.StringIO())  # a bar that nothing switches off; what goes wrong is raised
+    with library_errors.as_message("could not be read", "model", str(file), remedy), silent:
+        loaded, info = AutoModelForCausalLM.from_pretrained(
+            **place, config=config, dtype=torch.float32, output_loading_info=True
+        )
     require_exact(str(file), info["missing_keys"], (), ())
     # transformers refuses to save the object it made from a GGUF file: the same weights in a fresh one
     config = copy.deepcopy(loaded.config)
