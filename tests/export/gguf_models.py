@@ -68,7 +68,7 @@ def make(folder, kind, rope_parameters, **sizes):
             elif weight.dim() == 1:
                 weight.copy_(0.25 * drawn)
             else:
-                weight.copy_((0.3 if "embed" in name else 0.12) * drawn)
+                weight.copy_((0.1 if "embed" in name else 0.12) * drawn)
     model.tie_weights()
     model.save_pretrained(folder)
     return model.eval()
