@@ -52,7 +52,7 @@ _HEAD = "lm_head.weight"
 _PERMUTED = ("self_attn.q_proj.", "self_attn.k_proj.")
 
 
-class Weights(Protocol):
+class TensorRows(Protocol):
     """A model's tensors, read in pieces."""
 
     def shape(self, name: str) -> tuple[int, ...]: ...
@@ -64,14 +64,14 @@ class Weights(Protocol):
 
 
 @dataclass(frozen=True)
-class _Files:
+class _StoredRows:
     """Tensors in safetensors files, later files before earlier ones."""
 
     places: dict[str, Path]
     headers: dict[str, weight_files.Header]
 
     @classmethod
-    def of(cls, files: list[Path]) -> "_Files":
+    def of(cls, files: list[Path]) -> "_StoredRows":
         places = {}
         headers = {}
         for file in files:
@@ -94,7 +94,7 @@ class _Files:
 
 
 @dataclass(frozen=True)
-class _Loaded:
+class _LoadedRows:
     """Tensors of a model in memory."""
 
     tensors: dict[str, Tensor]
@@ -110,7 +110,7 @@ class _Loaded:
 
 
 @dataclass(frozen=True)
-class Plan:
+class GgufPlan:
     """A file that can be written, checked."""
 
     architecture: str
@@ -174,7 +174,7 @@ def check(source: SourceModel, kind: str) -> list[Problem]:
     return found
 
 
-def plan(source: SourceModel, kind: str, name: str, license: str | None, tokenizer_choice: str) -> Plan:
+def plan(source: SourceModel, kind: str, name: str, license: str | None, tokenizer_choice: str) -> GgufPlan:
     """Return what will be written, of a model without problems in :func:`check`; UserError for its tokenizer."""
     config: Any = source.config
     tokenizer = None
@@ -184,10 +184,10 @@ def plan(source: SourceModel, kind: str, name: str, license: str | None, tokeniz
     parameters = encodings.llama_rope_parameters(config)
     assert parameters is not None, "checked"
     rope = llama_cpp_rope.to_keys(parameters, config.head_dim)
-    return Plan(architecture_of(config), config, rope, kind, read, name, license)
+    return GgufPlan(architecture_of(config), config, rope, kind, read, name, license)
 
 
-def write(plan: Plan, source: SourceModel, file: Path) -> int:
+def write(plan: GgufPlan, source: SourceModel, file: Path) -> int:
     """Write the file, complete or not at all, and return its tensors' numbers.
 
     Raises:
@@ -220,7 +220,7 @@ def write(plan: Plan, source: SourceModel, file: Path) -> int:
 _ARCHITECTURES = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items() if name in ("llama", "qwen2", "qwen3")}
 
 
-def _weights(source: SourceModel) -> Weights:
+def _weights(source: SourceModel) -> TensorRows:
     """Return the whole model's tensors, from its files if every one of them is there as it is."""
     record = source.record
     files = weight_files.files(source.folder)
@@ -229,8 +229,8 @@ def _weights(source: SourceModel) -> Weights:
         files = weight_files.files(base)
         files += [source.folder / WEIGHTS] if (source.folder / WEIGHTS).is_file() else []
     if files and all(file.suffix == ".safetensors" for file in files):
-        return _Files.of(files)
-    return _Loaded(source.load().state_dict())
+        return _StoredRows.of(files)
+    return _LoadedRows(source.load().state_dict())
 
 
 def _end_ids(source: SourceModel) -> list[int]:
@@ -241,7 +241,7 @@ def _end_ids(source: SourceModel) -> list[int]:
     return [number for number in ends if isinstance(number, int)]
 
 
-def _add_keys(writer: GGUFWriter, plan: Plan) -> None:
+def _add_keys(writer: GGUFWriter, plan: GgufPlan) -> None:
     config = plan.config
     writer.add_type(gguf.GGUFType.MODEL)
     writer.add_name(plan.name)
@@ -273,7 +273,7 @@ def _add_keys(writer: GGUFWriter, plan: Plan) -> None:
     plan.tokenizer.write(writer)
 
 
-def _add_tensor(writer: GGUFWriter, plan: Plan, weights: Weights, name: str, places: gguf.TensorNameMap) -> None:
+def _add_tensor(writer: GGUFWriter, plan: GgufPlan, weights: TensorRows, name: str, places: gguf.TensorNameMap) -> None:
     own = places.get_name(name, try_suffixes=(".weight", ".bias"))
     if own is None:
         raise UserError(Problem("source", name, "a tensor without a place in a GGUF file", "export a folder"))
@@ -299,7 +299,7 @@ def _add_tensor(writer: GGUFWriter, plan: Plan, weights: Weights, name: str, pla
     stored = _Pieces(shape[0] * row_bytes, pieces)
     writer.add_tensor_info(own, shape, np.dtype(np.float32), stored.nbytes, raw_dtype=kind)
     # written by `write_tensors_to_file`, which asks for no more than these two members
-    writer.tensors[-1][own].tensor = stored  # type: ignore[assignment]
+    writer.tensors[-1][own].tensor = stored
 
 
 @dataclass(frozen=True)
@@ -332,7 +332,7 @@ def _converted(rows: Tensor, kind: GGMLQuantizationType, name: str) -> np.ndarra
     return array if kind == GGMLQuantizationType.F32 else quantize(array, kind)
 
 
-def described(plan: Plan) -> str:
+def described(plan: GgufPlan) -> str:
     """Return architecture, type and tokenizer in one line."""
     tokens = "no tokenizer" if plan.tokenizer.model == gguf_tokenizer.NONE else f"tokenizer {plan.tokenizer.model}"
     tokens += f" ({plan.tokenizer.pre})" if plan.tokenizer.pre else ""

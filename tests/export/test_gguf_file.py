@@ -105,7 +105,7 @@ def test_smaller_types_round_each_number(tmp_path, kind):
         "Q8_0": blocks / 127 * (0.5 + 127 / 2048),
     }
     error = np.abs(dequantize(down.data, down.tensor_type) - original)
-    assert 0 < error.max() and np.all(error <= allowed[kind])
+    assert error.max() > 0 and np.all(error <= allowed[kind])
     for name in ("output_norm.weight", "blk.0.attn_q.bias"):
         assert tensors[name].tensor_type == GGMLQuantizationType.F32
 

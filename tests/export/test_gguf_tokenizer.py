@@ -2,6 +2,7 @@
 ``test_llama_cpp.py``."""
 
 import hashlib
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -57,7 +58,7 @@ def joined_by_scores(text, found):
     parts = list(("\u2581" + text if found.space_prefix else text).replace(" ", "\u2581"))
     while True:
         best = None
-        for place, (left, right) in enumerate(zip(parts, parts[1:], strict=False)):
+        for place, (left, right) in enumerate(itertools.pairwise(parts)):
             number = numbers.get(left + right)
             if number is not None and (best is None or found.scores[number] > best[0]):
                 best = (found.scores[number], place)
@@ -122,7 +123,7 @@ def test_a_named_pre_tokenizer_is_taken(byte_level, tmp_path):
 
 def test_what_llama_cpp_has_no_tokenizer_for_is_refused():
     words = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
-    with pytest.raises(UserError, match="tokenizer = 'WordLevel': llama.cpp's models") as caught:
+    with pytest.raises(UserError, match=r"tokenizer = 'WordLevel': llama\.cpp's models") as caught:
         gguf_tokenizer.read(PreTrainedTokenizerFast(tokenizer_object=words), config(), "auto", [])
     assert caught.value.problems[0].remedy.startswith("--gguf_tokenizer none")
     letters = Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
