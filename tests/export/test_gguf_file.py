@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from tape_ds.checkpoint import source_model
 from tape_ds.cli import export
 from tape_ds.models.loading import extendable, model_folder
+from tape_ds.training import model_config
 from tests.export import gguf_models
 from tests.export.conftest import YARN
 from tests.models.helpers import tokens
@@ -53,6 +54,15 @@ def test_a_file_read_back_is_the_folder(tmp_path, kind, scaling):
     planned = extendable.read_gguf(tmp_path / "x.gguf").to_dict()
     assert planned["rope_parameters"] == after["rope_parameters"], "a dry run reads what the run reads"
     assert planned["max_position_embeddings"] == after["max_position_embeddings"] == gguf_models.LENGTH
+
+
+def test_a_plan_reads_the_header_alone(tmp_path, monkeypatch):
+    """A dry run took SmolLM2's 8,192 tokens for the length of every file that was not unpacked yet."""
+    small(tmp_path / "model", scaling="llama3")
+    assert write(tmp_path / "model", tmp_path / "x.gguf") == 0
+    monkeypatch.setattr(model_folder, "resolve", lambda *_, **__: pytest.fail("it was unpacked"))
+    base = model_config.planned_base(str(tmp_path / "x.gguf"))
+    assert base.length == gguf_models.LENGTH and base.rope.type == "llama3" and base.rope.window == 256
 
 
 def test_the_keys_are_those_that_llama_cpp_reads(tmp_path):
