@@ -194,7 +194,9 @@ def write(plan: GgufPlan, source: SourceModel, file: Path) -> int:
         UserError: a weight is no number, or too large for the type.
     """
     weights = _weights(source)
-    names = [name for name in weights.names() if name != _HEAD or not plan.config.tie_word_embeddings]
+    left_out = {_HEAD} if plan.config.tie_word_embeddings else set()
+    # older files hold frequencies, which are computed and no part of the model
+    names = [name for name in weights.names() if name not in left_out and not name.endswith(".inv_freq")]
     assert "model.embed_tokens.weight" in names, "checked when the source was found"
     places = gguf.get_tensor_name_map(_ARCHITECTURES[plan.architecture], plan.config.num_hidden_layers)
 

@@ -153,6 +153,16 @@ def test_a_folder_and_a_file_are_written_together(run, tmp_path, capsys):
     assert "llama, BF16" in capsys.readouterr().out
 
 
+def test_frequencies_in_older_files_are_left_out(tmp_path):
+    """Llama 2's files hold them in each layer; llama.cpp stops at a tensor that it does not know."""
+    small(tmp_path / "model")
+    tensors = load_file(tmp_path / "model" / "model.safetensors")
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
+    save_file(tensors, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
+    assert write(tmp_path / "model", tmp_path / "x.gguf") == 0
+    assert len(GGUFReader(tmp_path / "x.gguf").tensors) == len(tensors) - 1
+
+
 REFUSED = {
     "truncate": (gguf_models.SCALINGS["yarn"] | {"truncate": False}, r"rope_parameters\.truncate = False"),
     "beta_fast": (gguf_models.SCALINGS["yarn"] | {"beta_fast": 8}, r"rope_parameters\.beta_fast = 8"),
