@@ -54,10 +54,13 @@ def add_base_anyway(parser: Any) -> None:
     )
 
 
-def add_new_folder(parser: Parser, source: str) -> None:
-    """Add what commands take that write a model's folder: the ``source``, the folder, dtype and base."""
+def add_new_folder(parser: Parser, source: str, *, optional: bool = False) -> None:
+    """Add what commands take that write a model's folder: the ``source``, the folder, dtype and base.
+
+    ``optional``: whether the command may write something else instead of the folder.
+    """
     parser.add_argument(source)
-    parser.add_argument("out", help="a new folder")
+    parser.add_argument("out", nargs="?" if optional else None, help="a new folder")
     help = "of the weights; auto: as the base model's are stored"
     parser.add_argument("--dtype", default="auto", choices=DTYPES, help=help)
     add_base_anyway(parser)

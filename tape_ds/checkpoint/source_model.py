@@ -11,6 +11,7 @@ from tape_ds import results
 from tape_ds.checkpoint import merging, trained
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models.loading import exact, extendable, json_file, weight_files
+from tape_ds.models.loading.config_file import SHAPES
 from tape_ds.models.loading.hub import CONFIG
 from tape_ds.registration import TYPES
 from tape_ds.results import Result
@@ -51,8 +52,12 @@ class SourceModel:
         return model
 
 
-def find(name_or_path: str, *, base_anyway: bool = False) -> SourceModel:
+def find(name_or_path: str, *, base_anyway: bool = False, any_llama: bool = False) -> SourceModel:
     """Return the model of a folder; no weights are read.
+
+    Args:
+        base_anyway: see :func:`tape_ds.checkpoint.trained.find_base`.
+        any_llama: whether a Llama, Qwen2 or Qwen3 of transformers is taken, too.
 
     Raises:
         UserError: no such folder, not one of ours, an impossible configuration, or a base model that is missing or
@@ -62,7 +67,10 @@ def find(name_or_path: str, *, base_anyway: bool = False) -> SourceModel:
     folder = trained_of(given)
     config: Any
     if not (folder / trained.RECORD).is_file():
-        if (found := model_type(folder)) not in TYPES:
+        found = model_type(folder)
+        if found in SHAPES and found not in TYPES and any_llama:
+            return _of_transformers(folder)
+        if found not in TYPES:
             wrong = "no such folder" if not given.is_dir() else "neither what a run trained nor a model"
             if found:
                 wrong = f"its model_type is {found!r}: transformers loads that as it is"
@@ -90,6 +98,16 @@ def find(name_or_path: str, *, base_anyway: bool = False) -> SourceModel:
             result, reason = None, "the results next to these weights are of another run"
     dtype = merging.original_dtype(folder, base_anyway=base_anyway)
     return SourceModel(folder, config, record, result, reason, dtype, base_anyway)
+
+
+def _of_transformers(folder: Path) -> SourceModel:
+    raise_if_any(weight_files.check_folder(folder, "source"))
+    native = extendable.read(folder)
+    config = native
+    if not extendable.by_own_class(native):
+        config = extendable.configure(native, position_encoding="rope")
+        extendable.check_weights(folder, config)
+    return SourceModel(folder, config, None, None, "no run is recorded", exact.stored_dtype(folder, native))
 
 
 def model_type(folder: Path) -> str | None:

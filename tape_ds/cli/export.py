@@ -1,53 +1,130 @@
-"""Make a folder that loads where tape_ds is not installed.
+"""Make a folder that loads where tape_ds is not installed, or a GGUF file for llama.cpp.
 
     tape-ds export SOURCE OUT [--dtype bfloat16] [--name NAME] [--license ID] [--push NAME]
+    tape-ds export SOURCE --gguf FILE [--gguf_type Q8_0]
 
 SOURCE is the folder of a run, its folder ``trained``, one of its checkpoints, or a TAPE model folder. A model with
 RoPE scaling that transformers knows becomes an ordinary Llama (Qwen2, Qwen3) folder; any other carries its code
 and loads with ``AutoModelForCausalLM.from_pretrained(OUT, trust_remote_code=True)``. README.md is the model card:
 read it before you publish the folder. ``--push`` uploads the folder to the Hugging Face hub, where it is private until
 you change that on its page.
+
+``--gguf`` writes one file with weights, tokenizer and chat template, of a model that llama.cpp computes exactly; SOURCE
+may be any Llama, Qwen2 or Qwen3 folder then. OUT and ``--gguf`` may be given together.
 """
 
+import argparse
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tape_ds import checkpoint, paths
 from tape_ds.arguments import Parser, add_new_folder
 from tape_ds.errors import Problem, collecting, command, raise_if_any
 
+if TYPE_CHECKING:
+    from tape_ds.checkpoint.source_model import SourceModel
+
+_TYPES = {"auto": "auto", "f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
+"""Values of ``--gguf_type``, in any letters."""
+
 
 @command
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="tape-ds export", description=__doc__)
-    add_new_folder(parser, "source")
-    parser.add_argument("--name", help="of the model, in its card; default: the name of OUT")
+    add_new_folder(parser, "source", optional=True)
+    parser.add_argument("--name", help="of the model, in its card; default: the name of OUT, or of the GGUF file")
     parser.add_argument("--license", help="of the weights, as the hub names licences; default: the card has none")
     parser.add_argument("--push", metavar="NAME", help="upload the folder to the Hugging Face hub as this model")
+    group = parser.add_argument_group("GGUF")
+    group.add_argument("--gguf", metavar="FILE", help="write this file, for llama.cpp")
+    help = "of its matrices: F32, F16, BF16 or Q8_0; default: as the weights are stored, or as --dtype says"
+    group.add_argument("--gguf_type", metavar="TYPE", default="auto", help=help)
+    help = "auto: the model's own; none: the file has none; or the name of llama.cpp's pre-tokenizer for it, such as "
+    help += "llama-bpe, where it is not found"
+    group.add_argument("--gguf_tokenizer", metavar="WHICH", default="auto", help=help)
     options = parser.parse_args(argv)
 
-    out = Path(options.out)
-    problems = paths.check_new("out", out) or checkpoint.check_outside("out", out)
-    if not problems and not out.resolve().parent.is_dir():
-        problems.append(Problem("out", options.out, "the folder around it does not exist", "make it first"))
+    problems = _check_places(options)
     if options.license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.\-]*", options.license):
         remedy = "give an id in small letters, such as apache-2.0, llama3 or other"
         problems.append(Problem("--license", options.license, "not an id of a licence", remedy))
     import torch
 
     from tape_ds.checkpoint import source_model
-    from tape_ds.export import folder
-    from tape_ds.export.card import unread_by_llama_cpp
+    from tape_ds.export import folder, gguf_file, gguf_tokenizer
     from tape_ds.models.library_messages import quieten_libraries
 
+    problems += gguf_tokenizer.check_choice(options.gguf_tokenizer)
+    source = None
     with collecting(problems):
-        source = source_model.find(options.source, base_anyway=options.base_anyway)
+        source = source_model.find(
+            options.source, base_anyway=options.base_anyway, any_llama=options.out is None and options.gguf is not None
+        )
+    dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
+    planned = None
+    if options.gguf is not None and source is not None:
+        kind = gguf_file.type_of(options.gguf_type, dtype or source.dtype)
+        unfit = gguf_file.check(source, kind)
+        problems += unfit
+        name = options.name or Path(options.gguf).stem
+        if not unfit:
+            with collecting(problems):
+                planned = gguf_file.plan(source, kind, name, options.license, options.gguf_tokenizer)
     if options.push is not None:
         problems += folder.check_push(options.push)
     raise_if_any(problems)
+    assert source is not None
 
     quieten_libraries()
-    dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
+    if options.out is not None:
+        _write_folder(options, source, dtype)
+    if planned is not None:
+        numbers = gguf_file.write(planned, source, Path(options.gguf))
+        print(f"{options.gguf}: {numbers / 1e6:,.2f} M numbers, {gguf_file.described(planned)}")
+    if not source.has_tokenizer:
+        print(f"no tokenizer: there is none in {source.folder}")
+    return 0
+
+
+def _check_places(options: argparse.Namespace) -> list[Problem]:
+    """Return problems with the folder and the file to write, and with what belongs to one of them."""
+    if options.out is None and options.gguf is None:
+        return [Problem("out", None, "missing", "name a new folder, or a file: --gguf FILE")]
+    problems = []
+    if options.out is not None:
+        out = Path(options.out)
+        found = paths.check_new("out", out) or checkpoint.check_outside("out", out)
+        if not found and not out.resolve().parent.is_dir():
+            found.append(Problem("out", options.out, "the folder around it does not exist", "make it first"))
+        problems += found
+    elif options.push is not None:
+        problems.append(Problem("--push", options.push, "uploads a folder, and none is written", "name one: OUT"))
+    if options.gguf is not None:
+        file = Path(options.gguf)
+        found = paths.check_new("--gguf", file)
+        if file.suffix != ".gguf":
+            found.append(Problem("--gguf", options.gguf, "the name of a GGUF file ends in .gguf", f"{file}.gguf"))
+        elif not found and not file.resolve().parent.is_dir():
+            found.append(Problem("--gguf", options.gguf, "the folder around it does not exist", "make it first"))
+        problems += found
+    elif options.gguf_type != "auto" or options.gguf_tokenizer != "auto":
+        given = "--gguf_type" if options.gguf_type != "auto" else "--gguf_tokenizer"
+        value = vars(options)[given[2:]]
+        problems.append(Problem(given, value, "belongs to a GGUF file, and none is written", "name one: --gguf FILE"))
+    options.gguf_type = _TYPES.get(options.gguf_type.lower(), options.gguf_type)
+    if options.gguf_type not in _TYPES.values():
+        known = ", ".join(kind for kind in _TYPES.values() if kind != "auto")
+        problems.append(Problem("--gguf_type", options.gguf_type, "not a type that is written", f"give one of {known}"))
+        options.gguf_type = "auto"
+    return problems
+
+
+def _write_folder(options: argparse.Namespace, source: "SourceModel", dtype: Any) -> None:
+    from tape_ds.export import folder
+    from tape_ds.export.card import unread_by_llama_cpp
+
+    out = Path(options.out)
     model = folder.write(source, out, options.name or out.resolve().name, options.license, dtype)
     plain = folder.is_plain(source)
     kind = "plain transformers" if plain else "with its own code, modeling_tape.py and what it imports"
@@ -56,8 +133,5 @@ def main(argv: list[str] | None = None) -> int:
         print(unread)
     if source.result is None:
         print(f"model card without results: {source.without_result}")
-    if not source.has_tokenizer:
-        print(f"no tokenizer: there is none in {source.folder}")
     if options.push is not None:
         print(f"uploaded to {folder.push(options.push, out)}")
-    return 0

@@ -188,7 +188,8 @@ def known_config(recipe: Recipe) -> Config | None:
         return planned_config(recipe) if _entries(recipe) else None
     name = recipe.model.model
     file = config_file.find(name, online=recipe.dry_run)
-    return planned_config(recipe, None if file is None else str(file)) if file or shape.known(name) else None
+    is_known = shape.known(name) or (name.endswith(".gguf") and paths.of(name).is_file())
+    return planned_config(recipe, None if file is None else str(file)) if file or is_known else None
 
 
 def check_weights(recipe: Recipe, config: Config | None) -> None:
@@ -213,12 +214,12 @@ def _entries(recipe: PretrainingRecipe) -> int:
 
 def planned_base(model: str) -> BaseModel:
     """Return a base whose weights are not needed: its own configuration where that is here or can be fetched, else the
-    published one. Only a GGUF file, which holds both, has its weights read."""
+    published one."""
     if shape.known(model) and not Path(model).exists():
         return BaseModel(model, "", shape.published(model))
     path = Path(model)
     if path.is_file() and path.name == config_file.CONFIG:
         return BaseModel(model, "", extendable.read(path.parent))
     if model.endswith(".gguf"):
-        return BaseModel(model, "", extendable.read(model_folder.resolve(model)))
+        return BaseModel(model, "", extendable.read_gguf(paths.of(model)))
     return BaseModel(model, "", extendable.read(model_folder.find_folder(model, with_weights=False)))

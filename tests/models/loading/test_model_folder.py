@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from gguf import GGUFWriter
 
-from tape_ds.encodings import scaling
 from tape_ds.errors import UserError
 from tape_ds.models.loading import model_folder
 
@@ -39,47 +38,8 @@ def test_gguf_files_of_one_name_are_two_models(tmp_path, unpacked):
     assert len(unpacked) == 2, "each once"
 
 
-def gguf_file(path, fields=(), divisors=None):
-    """A GGUF file with RoPE's fields and no weights."""
-    writer = GGUFWriter(path, "llama")
-    for name, value in dict(fields).items():
-        add = writer.add_string if isinstance(value, str) else writer.add_uint32 if type(value) is int else None
-        (add or writer.add_float32)(f"llama.rope.{'' if name == 'scale_linear' else 'scaling.'}{name}", value)
-    writer.add_tensor("rope_freqs.weight" if divisors is not None else "other", np.float32(divisors or [1.0]))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-def test_a_gguf_file_s_own_scaling_is_read(tmp_path):
-    """transformers reads none of a Llama's."""
-    llama3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}
-    llama3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    plain = 5e5 ** (-np.arange(0, 128, 2) / 128)
-    divisors = (plain / scaling.frequencies({**llama3, "rope_theta": 5e5}, 128)[0]).tolist()
-    assert model_folder.gguf_scaling(gguf_file(tmp_path / "3.1.gguf", divisors=divisors), 5e5) == llama3
-    fields = {
-        "type": "yarn",
-        "factor": 4.0,
-        "original_context_length": 4096,
-        "attn_factor": 0.5,
-        "yarn_beta_fast": 16.0,
-    }
-    found = model_folder.gguf_scaling(gguf_file(tmp_path / "yarn.gguf", fields), 1e4)
-    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
-    assert found == yarn | {"attn_factor": 0.5, "beta_fast": 16.0}
-    for number, old in enumerate(({"factor": 4.0}, {"scale_linear": 4.0})):  # llama.cpp's type is linear by default
-        found = model_folder.gguf_scaling(gguf_file(tmp_path / f"{number}.gguf", old), 1e5)
-        assert found == {"rope_type": "linear", "factor": 4.0}
-
-    assert model_folder.gguf_scaling(gguf_file(tmp_path / "plain.gguf", {"type": "none"}), 1e4) == {}
-    with pytest.raises(UserError, match="not Llama 3's"):
-        model_folder.gguf_scaling(gguf_file(tmp_path / "long.gguf", divisors=[1.0, 2.5, 4.0, 4.0]), 1e4)
-
-
 SIZES = {"block_count": 1, "embedding_length": 8, "attention.head_count": 2}
+OTHERS = {"context_length": 64, "feed_forward_length": 16}
 
 
 def sized_gguf(path, sizes):
@@ -87,6 +47,7 @@ def sized_gguf(path, sizes):
     writer = GGUFWriter(path, "llama")
     for name, value in sizes.items():
         writer.add_uint32(f"llama.{name}", value)
+    writer.add_layer_norm_rms_eps(1e-5)
     writer.add_tensor("token_embd.weight", np.zeros((4, 8), np.float32))
     writer.add_tensor("blk.0.attn_norm.weight", np.zeros(8, np.float32))
     writer.write_header_to_file()
@@ -117,7 +78,7 @@ def test_a_gguf_file_without_a_tensor_is_refused(tmp_path, monkeypatch):
     """transformers draws at random what is missing."""
     info = {"missing_keys": {"lm_head.weight"}}
     monkeypatch.setattr(model_folder.AutoModelForCausalLM, "from_pretrained", lambda **place: (None, info))
-    sized_gguf(tmp_path / "x.gguf", SIZES)
+    sized_gguf(tmp_path / "x.gguf", SIZES | OTHERS)
     with pytest.raises(UserError, match=r"x\.gguf.*missing: lm_head\.weight"):
         model_folder.resolve(str(tmp_path / "x.gguf"), tmp_path / "models")
     assert not [*(tmp_path / "models").glob("x*")]
