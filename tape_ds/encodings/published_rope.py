@@ -1,6 +1,6 @@
-"""What of a ``config.json`` cannot be read as the RoPE that weights were trained with, and the remedies.
+"""Values of a ``config.json`` that cannot be read as the RoPE that weights were trained with, and the remedies.
 
-What transformers computes is no mistake. No remedy takes away, or changes, what the weights were trained with: it says
+A value that transformers computes with is no mistake. No remedy takes away, or changes, what the weights were trained with: it says
 how to write that.
 """
 

@@ -42,7 +42,7 @@ _BARE = Bare()
 _BESIDE = (".ds.index", ".ds.metadata", ".ds.loss")
 _NAMED = 5  # files that messages list
 _ENDS = "end=eos (documents end with the tokenizer's EOS), end=ID, begin=ID or end=file (a file is one document)"
-# what a damaged file, or an index of other contents, raises
+# errors that a damaged file, or an index of other contents, raises
 _DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, EOFError)
 
 
