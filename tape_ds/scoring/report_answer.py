@@ -1,5 +1,5 @@
-"""Answers that a reader of the report wants first: the length that a model can use, its loss past the native length, and
-the loss at short lengths, each beside the untouched base.
+"""Answers that a reader of the report wants first: the length that a model can use, its loss past the native length,
+and the loss at short lengths, each beside the untouched base.
 
 A usable length is RULER's effective length where its questions were asked. Passkeys and losses allow less to be said,
 and their rows are named after what they measure.
