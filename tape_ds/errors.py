@@ -130,13 +130,17 @@ def disk_error(
     refused = storage.refusal(error)
     if refused is None:
         return None
-    if refused.errno == errno.EFBIG:
-        first = "raise the limit (ulimit -f unlimited)"
+    again = "or name another place, and start it again"
+    if refused.errno == errno.EFBIG:  # a limit of the process holds in every place
+        first = "name a disk whose file system allows larger files"
+        if storage.file_limit() is not None:
+            first = "raise the limit (ulimit -f unlimited)"
+        again = "then start it again"
     elif refused.errno in storage.FULL:
         first = "make room on that disk"
     else:
         first = "make room on that disk, or let this user write to it"
-    remedy = f"{first}; {remedy or 'or name another place, and start it again'}"
+    remedy = f"{first}; {remedy or again}"
     file = Path(os.fsdecode(refused.filename)) if isinstance(refused.filename, str | bytes) else None
     if file is not None and (folder is None or storage.disk_of(file) != storage.disk_of(Path(folder))):
         folder = file.parent

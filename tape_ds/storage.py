@@ -173,11 +173,17 @@ def causes(error: BaseException) -> Iterator[BaseException]:
             waiting += [cause.__context__, cause.__cause__]
 
 
+def file_limit() -> int | None:
+    """Return the bytes that a file may have that this process writes (``ulimit -f``); None without a limit."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
 def explain(error: OSError, folder: Path) -> str:
     """Return why writing to ``folder`` failed, with the free space if the disk may be full, or the limit on a file."""
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    limit = file_limit()
     limited = ""
-    if limit != resource.RLIM_INFINITY:
+    if limit is not None:
         limited = f"this process may write files of {size(limit)} at most (ulimit -f)"
     if error.errno == errno.EFBIG:
         return f"a file in {folder} is too large: {limited or 'its file system does not allow larger ones'}"

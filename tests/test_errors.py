@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tape_ds import errors
+from tape_ds import errors, storage
 from tape_ds.errors import Problem, UserError, command, redacted
 from tests.processes import ROOT
 
@@ -44,11 +44,14 @@ def test_a_disk_error_is_shown_by_its_rank_and_a_mistake_by_rank_0(monkeypatch, 
     assert capsys.readouterr().err == ""
 
 
-def test_the_remedy_of_a_file_that_is_too_large_is_its_limit(capsys):
-    """Room on the disk does not help."""
-    assert run(OSError(errno.EFBIG, "File too large", "/x/file")) == 2
-    said = capsys.readouterr().err
-    assert "a file in /x is too large" in said and "remedy: raise the limit (ulimit -f unlimited)" in said
+def test_the_remedy_of_a_file_that_is_too_large_is_its_limit(monkeypatch, capsys):
+    """Room on the disk does not help, and against a process's limit no other place does, which was named too; one of
+    the file system is not raised."""
+    for limit, remedy in ((2**20, "raise the limit (ulimit -f unlimited); then"), (None, "name a disk whose file")):
+        monkeypatch.setattr(storage, "file_limit", lambda limit=limit: limit)
+        assert run(OSError(errno.EFBIG, "File too large", "/x/file")) == 2
+        said = capsys.readouterr().err
+        assert "a file in /x is too large" in said and f"remedy: {remedy}" in said and "another place" not in said
 
 
 def test_a_limit_on_open_files_is_a_message(capsys):
@@ -114,6 +117,7 @@ def test_a_message_shows_no_credential(capsys):
 def test_a_closed_pipe_is_no_traceback(flush):
     """As in ``--print_config | head -3``."""
     code = f"""
+from tape_ds import storage
 from tape_ds.errors import command
 
 @command
@@ -137,6 +141,7 @@ def test_a_full_disk_without_a_file_s_name(capsys):
 
 WRITES = """
 import os, subprocess, sys
+from tape_ds import storage
 from tape_ds.errors import command
 
 @command

@@ -91,7 +91,7 @@ class Release(NamedTuple):
     module: str
     """With ``flash_attn_func`` and ``flash_attn_varlen_func``."""
     distribution: str | None
-    """What must be installed for the module to be this release; None: the module's name is enough."""
+    """Package that must be installed for the module to be this release; None: the module's name is enough."""
     capabilities: tuple[int, ...]
     """Major compute capabilities whose forward and backward it has."""
     windows_and_caps: bool

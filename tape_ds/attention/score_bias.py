@@ -44,7 +44,7 @@ class ScoreBias(NamedTuple):
 
 
 class ContentBias(NamedTuple):
-    """What is added to ``scale * q k`` where it follows from these scores themselves: only attention that holds them,
+    """A term of the scores ``scale * q k`` that follows from these scores themselves: only attention that holds them,
     of a block of queries and all their keys, can compute it."""
 
     block: Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -18,6 +18,7 @@ from tape_ds.config import deepspeed_keys, library
 from tape_ds.config.deepspeed_keys import lookup
 from tape_ds.errors import Problem, did_you_mean, is_main_process
 from tape_ds.installation import DS_CONFIGS
+from tape_ds.models.loading import json_file
 
 logger = logging.getLogger(__name__)
 
@@ -61,18 +62,8 @@ def read(value: str | Mapping[str, Any], problems: list[Problem]) -> dict[str, A
             return None
         try:
             config = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=unique)
-        except json.JSONDecodeError as error:
-            wrong = f"not readable as JSON ({error})"
-            remedy = "correct the JSON there"
-            if error.doc[error.pos : error.pos + 1] in ("/", "#"):
-                wrong = f"a comment in line {error.lineno}, and JSON has none"
-                remedy = "remove the comments there"
-            elif error.doc[error.pos : error.pos + 1] in ("}", "]") or "trailing comma" in error.msg:
-                remedy = f"remove the comma before line {error.lineno} column {error.colno}"
-            problems.append(Problem("deepspeed", str(path), wrong, remedy))
-            return None
         except (OSError, ValueError, RecursionError) as error:
-            remedy = "correct the JSON there (UTF-8)"
+            remedy = json_file.how_to_repair(error) or "correct the JSON there (UTF-8)"
             problems.append(Problem("deepspeed", str(path), f"not readable as JSON ({error})", remedy))
             return None
         if not isinstance(config, dict):

@@ -287,7 +287,7 @@ class ExtensionRecipe(Recipe):
             yield Problem("state_dtype", model.state_dtype, "unknown dtype", remedy)
         rope = self.rope_parameters
         kind = rope.get("rope_type")
-        # what config.json leaves open may be given for a type that auto takes from it
+        # a value that config.json leaves open may be given for a type that auto takes from it
         others = rope.keys() - {"rope_type", "factor", scaling.WINDOW}
         if kind == trained_rope.AUTO and others:
             wrong = f"rope_type auto chooses the type, and takes only factor and {scaling.WINDOW}"
@@ -299,6 +299,7 @@ class ExtensionRecipe(Recipe):
             kind = "yarn" if kind == trained_rope.AUTO else kind
             missing = scaling.named(kind) - rope.keys()
             found = scaling.check(dict.fromkeys(missing) | rope | {"rope_type": kind})
+            found += scaling.check_factor(rope, "give a number of at least 1, or leave it out")
             yield from (each for each in found if each.field.rpartition(".")[2] not in missing)
 
     @rule("eval_length", "eval_span")

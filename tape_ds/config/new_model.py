@@ -12,6 +12,7 @@ from tape_ds import encodings
 from tape_ds.config.recipe import Recipe
 from tape_ds.config.sections import Backend, Liger, StateDType
 from tape_ds.distributed.layout import SEQUENCE, TENSOR, check_heads
+from tape_ds.encodings import scaling
 from tape_ds.errors import Problem
 from tape_ds.fields import DERIVED, Section, rule
 from tape_ds.models import sizes
@@ -176,6 +177,7 @@ class NewModelRecipe(Recipe):
             known = {field.name for field in dataclasses.fields(sizes.Fields)}
             own = {name: value for name, value in self.configuration().items() if name in known}
             yield from sizes.problems(sizes.Fields(**own))
+            yield from scaling.check_factor(model.rope_parameters)
 
     @rule(SEQUENCE, TENSOR, "num_attention_heads", "num_key_value_heads")
     def _heads(self) -> Iterator[Problem]:

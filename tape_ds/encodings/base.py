@@ -1,4 +1,4 @@
-"""What a positional encoding is: two small classes of hooks, of which it overrides the ones it needs.
+"""A positional encoding: two small classes of hooks, of which it overrides the ones it needs.
 
 Shape letters: B batch, T tokens of this call, S keys (cached ones included), H query heads, G key/value heads, K head
 size, D hidden size, C carried columns, N integers that place a token.

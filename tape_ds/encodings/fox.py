@@ -27,7 +27,7 @@ from tape_ds.encodings.options import ModelConfig
 from tape_ds.kernels.reference import upcast
 
 UNIT = 64.0
-"""What a query's column holds: a power of two, so that every dtype has it exactly."""
+"""Value in a query's columns: a power of two, so that every dtype has it exactly."""
 _TERMS = {torch.bfloat16: 3, torch.float16: 3}
 
 

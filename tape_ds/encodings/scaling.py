@@ -153,7 +153,7 @@ def check(parameters: Parameters) -> list[Problem]:
         if parameters.get(key) is None:
             problems.append(Problem(f"rope_parameters.{key}", None, f"missing for rope_type {name!r}", f"set {key}"))
     for key, value in parameters.items():
-        least = {"factor": 1.0, "rope_theta": math.nextafter(1.0, 2.0)}.get(key, math.ulp(0.0))
+        least = math.nextafter(1.0, 2.0) if key == "rope_theta" else math.ulp(0.0)
         wrong = remedy = ""
         if key not in known:
             wrong, remedy = f"not a parameter of rope_type {name!r}", did_you_mean(key, known)
@@ -166,10 +166,19 @@ def check(parameters: Parameters) -> list[Problem]:
         elif isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             wrong, remedy = "not a number", "give a finite number"
         elif value < least:
-            wrong, remedy = "too small", f"give a number {'of at least 1' if key == 'factor' else f'above {least:.0f}'}"
+            wrong, remedy = "too small", f"give a number above {least:.0f}"
         if wrong:
             problems.append(Problem(f"rope_parameters.{key}", value, wrong, remedy))
     return problems
+
+
+def check_factor(parameters: Parameters, remedy: str = "give a number of at least 1") -> list[Problem]:
+    """Return a factor below 1 that a recipe gives, which shortens the context. A published model may have it:
+    transformers warns and computes it, and so does :func:`frequencies`."""
+    factor = parameters.get("factor")
+    if type(factor) not in (int, float) or not 0 < factor < 1:
+        return []
+    return [Problem("rope_parameters.factor", factor, "too small", remedy)]
 
 
 def check_order(parameters: Parameters) -> list[Problem]:

@@ -97,8 +97,9 @@ def read(config: Mapping[str, Any], name: str) -> TrainedRope:
     foreign, is_own = model_type not in OURS, model_type in OWN_TYPES
     place = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     stated = config.get(place) or {}
+    passed_over = {}
     if foreign and isinstance(stated, Mapping) and isinstance(stated.get(FULL), Mapping):
-        stated = stated[FULL]
+        stated, passed_over = _of_layers_that_see_everything(stated)
     length = native_length(config)
     raise_if_any([Problem("model", name, *reason) for reason in unreadable(config, stated, length)])
     assert length is not None  # else it was unreadable
@@ -128,12 +129,13 @@ def read(config: Mapping[str, Any], name: str) -> TrainedRope:
         given = {key: value for key, value in given.items() if key in OF_THE_CLASS}
         rope_type = "default"
 
-    parameters, passed_over = _sorted_out({"rope_type": rope_type, "rope_theta": theta, **given}, foreign)
+    parameters, others = _sorted_out({"rope_type": rope_type, "rope_theta": theta, **given}, foreign)
+    passed_over |= others
     if passed_over:
         named_over = ", ".join(f"{key} = {value!r}" for key, value in passed_over.items())
         note = f"transformers passes over its {named_over}"
     if rope_type in _FROM_WINDOW:
-        parameters[WINDOW] = window or length  # what transformers computes with
+        parameters[WINDOW] = window or length  # transformers computes with the length where none is named
     elif window and (rope_type in KEPT or WINDOW in scaling.named(rope_type)):
         parameters[WINDOW] = window
     if rope_type in KEPT:
@@ -144,12 +146,19 @@ def read(config: Mapping[str, Any], name: str) -> TrainedRope:
         field = key if is_outside else f"{place}.{key}"
         found.append(Problem("model", name, f"its config.json has {field} = {wrong}", remedy))
     raise_if_any(found)
+    if parameters.get("factor", 1.0) < 1:
+        below = f"its factor {parameters['factor']:g} is below 1: computed as transformers does"
+        note = f"{note}; {below}" if note else below
     if rope_type not in _STATIC:
         return TrainedRope(name, parameters, length, window or length, head_size, note)
 
+    factor = parameters.get("factor") or 1.0
+    if factor < 1:  # no longer context follows from it: the length is the one that config.json names
+        return TrainedRope(name, parameters, length, length / factor, head_size, note)
+
     # Published models name either the length before scaling (Vicuna, LongLoRA) or after it (deepseek-coder). Vicuna
     # also has a max_sequence_length, which is the one after it.
-    factor, whole = parameters.get("factor") or 1.0, config.get("max_sequence_length")
+    whole = config.get("max_sequence_length")
     if window is None and (factor == 1 or whole == factor * length):
         window = length
     elif window is None and whole == length and rope_type not in _FROM_WINDOW:
@@ -161,6 +170,18 @@ def read(config: Mapping[str, Any], name: str) -> TrainedRope:
         parameters[WINDOW] = int(window) if window == int(window) else window
     # Llama 3.1 was trained further than its factor times its window: a factor counts from what that leaves.
     return TrainedRope(name, parameters, native, max(window, native / factor), head_size, note)
+
+
+def _of_layers_that_see_everything(stated: Parameters) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return their parameters of a RoPE for each kind of layer, and those of them that transformers passes over: it
+    reads YaRN's ``truncate`` beside the kinds of layers, never inside one."""
+    own = {key: value for key, value in stated[FULL].items() if key != "truncate"}
+    truncate = stated.get("truncate")
+    if truncate is not None:
+        own["truncate"] = truncate
+    inside = stated[FULL].get("truncate")
+    counts = True if truncate is None else truncate
+    return own, {} if inside in (None, counts) else {"truncate": inside}
 
 
 def _sorted_out(given: Parameters, foreign: bool) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -252,7 +273,8 @@ def extended(own: TrainedRope, change: Parameters, target_length: int) -> dict[s
         if WINDOW in scaling.named(kind):
             merged.setdefault(WINDOW, own.native_length)
     window = factor_window(own, change)
-    if "factor" in scaling.named(kind) and "factor" not in given and window is not None:
+    enough = kind == own.type and target_length <= own.native_length
+    if "factor" in scaling.named(kind) and "factor" not in given and window is not None and not enough:
         merged["factor"] = max(least, target_length / window)
     return merged
 
@@ -338,6 +360,7 @@ def check_change(own: TrainedRope, change: Parameters, target_length: int) -> It
             yield Problem(f"rope_parameters.{WINDOW}", named, wrong, f"give {known}, or leave it out")
     result = extended(own, change, target_length)
     yield from scaling.check(result)
+    yield from scaling.check_factor(change, "give a number of at least 1, or leave it out")
     if change.keys() & scaling.BOUNDS:
         yield from scaling.check_order(result)
 

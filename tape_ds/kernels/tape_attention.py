@@ -121,7 +121,7 @@ def _backward(
     call = ForwardCall(offset, scale, documents_3BS)
     exact = deterministic or torch.are_deterministic_algorithms_enabled()
     saved = Saved(q_BHTK, k_BGSK, v_BGSK, e_BGSK, out_BHTK, attended_BHTK, lse_BHT)
-    with torch.cuda.device_of(q_BHTK):  # what ``sum`` hands back is one number seen everywhere: rows() copies that
+    with torch.cuda.device_of(q_BHTK):  # ``sum`` hands back one number seen everywhere: rows() copies that
         return tape_attention_backward.backward(rows(dout_BHTK), rows(dattended_BHTK), saved, call, exact)
 
 

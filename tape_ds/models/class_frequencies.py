@@ -1,4 +1,4 @@
-"""What a class of transformers computes with a configuration: it can be built, and its frequencies are those read here.
+"""Check a class of transformers with a configuration: it can be built, and its frequencies are those read here.
 
 Published files leave out what a class fills in late, nest it, or contradict themselves. So nothing of them is taken on
 trust: the class builds its rotary module, without weights, and its frequencies are compared with the formulas of

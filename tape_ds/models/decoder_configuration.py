@@ -227,6 +227,9 @@ def _forms(native: PreTrainedConfig, rope_parameters: Mapping[str, Any]) -> list
         return [dict(rope_parameters)]
     base = trained_rope.read(native.to_dict(), native.name_or_path or native.model_type)
     of_llama = scaling.as_llama(rope_parameters, base.head_size)
+    own = native.rope_parameters
+    if kind == "yarn" and FULL in own and rope_parameters.get("truncate", True) != own.get("truncate", True):
+        of_llama = None  # transformers passes over the truncate of one kind of layer
     longrope = scaling.as_longrope(rope_parameters, base.head_size, base.native_length)
     return [longrope] if of_llama is None else [of_llama, longrope]
 

@@ -53,7 +53,7 @@ def job_of(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
             adapters=tuple((name, method.lora_r) for name in adapted),
         )
 
-    # what the JSON leaves at "auto" is filled in by transformers, what it does not mention by DeepSpeed
+    # transformers fills in values that the JSON leaves at "auto", and DeepSpeed those that it does not mention
     zero = deepspeed_config.lookup(recipe.deepspeed or {}, "zero_optimization") or {}
     filled_in, left_out = Engine.zero_3(config.hidden_size), Engine(reduce_bucket=500_000_000)
     sizes = {}

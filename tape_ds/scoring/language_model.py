@@ -8,6 +8,7 @@ harness`` evaluates with it.
 
 import inspect
 import logging
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -76,6 +77,8 @@ class HarnessModel(huggingface.HFLM):
         self.cut = {"requests": 0, "tokens": 0}
         """Of this process's requests."""
         self._measured = False
+        self._whole: dict[str, array[int]] = {}
+        """Ids of texts whose likelihood is asked for whole, from when they are measured until they are scored."""
         _, self._appended = around(self.tokenizer)
         self._beginning = beginning(self.tokenizer)
         self._kept: dict[str, int] = {}
@@ -83,6 +86,8 @@ class HarnessModel(huggingface.HFLM):
 
     def tok_encode(self, string: str, *args: Any, **kwargs: Any) -> list[int]:
         """Tokenise as HFLM does, without the end that some tokenizers append (:mod:`tape_ds.data.prompting`)."""
+        if string in self._whole and not (args or kwargs):
+            return self._whole.pop(string).tolist()
         ids: list[int] = super().tok_encode(string, *args, **kwargs)
         if self._appended and ids != self.tokenizer.encode(string, add_special_tokens=False):
             return ids[: -self._appended]
@@ -105,6 +110,7 @@ class HarnessModel(huggingface.HFLM):
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Return each text's log-likelihood, summed over windows of ``max_length`` as lm-eval cuts them. The
         tokenizer's beginning of a text is only the context of its first window; without one, all is lm-eval's."""
+        self.measure(requests)
         if not self._beginning:
             return cast(list[float], super().loglikelihood_rolling(requests, disable_tqdm))
         windows: list[tuple[None, list[int], list[int]]] = []
@@ -154,8 +160,10 @@ class HarnessModel(huggingface.HFLM):
         longest, longest_answer = 0, 0
         for request in requests:
             if request.request_type == "loglikelihood_rolling":  # read in windows that fit
-                if beyond := check_tokens("--tasks", self.tok_encode(request.args[0]), self._found):
+                ids = self.tok_encode(request.args[0])
+                if beyond := check_tokens("--tasks", ids, self._found):
                     return [replace(problem, value=task) for problem in beyond]
+                self._whole[request.args[0]] = array("i", ids)
                 continue
             if request.request_type == "generate_until":
                 try:

@@ -238,7 +238,7 @@ def _find(name_or_path: str, options: LoadOptions) -> FoundModel:
     given = Path(name_or_path)
     records = (given / trained.RECORD, given / TRAINED / trained.RECORD)
     if any(record.is_file() for record in records) or source_model.model_type(given) in TYPES:
-        # what a run left, or a model folder of this project, exported ones included
+        # a run's folder, or a model folder of this project, exported ones included
         source = source_model.find(name_or_path, base_anyway=options.base_anyway)
         record, folder, dtype = source.record, source.folder, options.dtype or source.dtype
         files = _model_files(folder)

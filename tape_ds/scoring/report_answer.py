@@ -1,5 +1,5 @@
-"""What a reader of the report asks first: the length that a model can use, its loss past the native length, and what
-short lengths lost, each beside the untouched base.
+"""Answers that a reader of the report wants first: the length that a model can use, its loss past the native length,
+and the loss at short lengths, each beside the untouched base.
 
 A usable length is RULER's effective length where its questions were asked. Passkeys and losses allow less to be said,
 and their rows are named after what they measure.
@@ -32,7 +32,7 @@ ByModel = dict[str, T]
 
 
 class Evidence(NamedTuple):
-    """What was measured of the models that belong to a column."""
+    """Measurements of the models that belong to a column."""
 
     own: str
     """Heading of the column's own model."""

@@ -1,4 +1,4 @@
-"""What the report's page is made of: figures with their digits, tables of scores, and pictures by matplotlib."""
+"""Parts of the report's page: figures with their digits, tables of scores, and pictures by matplotlib."""
 
 import io
 import math

@@ -153,7 +153,7 @@ class AnswerEngine:
 
 
 def _ending() -> RefusalError:
-    return RefusalError("The server is told to end.", status=503, code="server_ending")
+    return RefusalError("The server is ending.", status=503, code="server_ending")
 
 
 def _failed(error: BaseException) -> RefusalError:

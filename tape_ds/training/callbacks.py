@@ -169,7 +169,7 @@ class SaveTrained(TrainerCallback):
         try:
             replace_trained(self.folder, trainer.model, trainer.record, trainer.processing_class)
         except Exception as error:
-            refused = disk_error(error, "output_dir", self.folder)
+            refused = disk_error(error, "output_dir", self.folder, "then start it again with --resume auto")
             if refused is None:
                 raise
             raise refused from error

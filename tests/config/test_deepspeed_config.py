@@ -250,9 +250,17 @@ def test_a_comment_is_called_one(name, caplog):
 @pytest.mark.parametrize(
     ("text", "wrong", "remedy"),
     [
-        ('{\n  // of mine\n  "steps_per_print": 5\n}', "a comment in line 2", "remove the comments"),
-        ('{\n  "steps_per_print": 5 # of mine\n}', "a comment in line 2", "remove the comments"),
-        ('{\n  "steps_per_print": 5,\n}', "not readable as JSON", "remove the comma before line"),
+        (
+            '{\n  // of mine\n  "steps_per_print": 5\n}',
+            "not readable as JSON",
+            "take the comments out (//, # or /*), the first of them at line 2",
+        ),
+        (
+            '{\n  "steps_per_print": 5 # of mine\n}',
+            "not readable as JSON",
+            "take the comments out (//, # or /*), the first of them at line 2",
+        ),
+        ('{\n  "steps_per_print": 5,\n}', "not readable as JSON", "take out the comma"),
     ],
 )
 def test_a_file_that_is_no_json_says_where_and_how(tmp_path, text, wrong, remedy):

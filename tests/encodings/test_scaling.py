@@ -83,7 +83,7 @@ def test_a_llama_cannot_compute_these(name):
         (YARN | {"attn_factor": 1.0}, "attn_factor", "give the product as attention_factor"),
         (YARN | {"factor": "2"}, "factor", "not a number"),
         (YARN | {"factor": float("nan")}, "factor", "not a number"),
-        (YARN | {"factor": 0.99}, "factor", "at least 1"),
+        (YARN | {"factor": 0}, "factor", "above 0"),
         (YARN | {"original_max_position_embeddings": 0}, "original_max_position_embeddings", "above 0"),
         (YARN | {"truncate": "no"}, "truncate", "not a boolean"),
         ({"rope_type": "default", "rope_theta": 1}, "rope_theta", "above 1"),
@@ -93,6 +93,13 @@ def test_parameters_of_the_type_within_their_range(wrong, field, words):
     (problem,) = scaling.check(wrong)
     assert problem.field == f"rope_parameters.{field}"
     assert words in str(problem)
+
+
+def test_a_factor_that_is_asked_for_is_at_least_1():
+    """A published model may have less."""
+    (problem,) = scaling.check_factor(YARN | {"factor": 0.99})
+    assert problem.field == "rope_parameters.factor" and "at least 1" in problem.remedy
+    assert scaling.check_factor(YARN | {"factor": 1.0}) == scaling.check(YARN | {"factor": 0.99}) == []
 
 
 @pytest.mark.parametrize(

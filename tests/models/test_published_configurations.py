@@ -10,8 +10,11 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from transformers import AutoConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from tape_ds.encodings import rope as rope_encoding
 from tape_ds.encodings import scaling, trained_rope
 from tape_ds.errors import UserError
 from tape_ds.models import decoder
@@ -337,3 +340,89 @@ def test_a_length_with_a_point_is_to_be_written_whole(family, tmp_path):
     with pytest.raises(UserError, match='"max_position_embeddings": 12288') as refused:
         extendable.read(tmp_path)
     assert len(refused.value.problems) == 1
+
+
+@pytest.mark.parametrize("family", ["mistral", "olmo2"])
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "linear", "factor": 0.5},
+        {"rope_type": "dynamic", "factor": 0.5},
+        {"rope_type": "yarn", "factor": 0.5, WINDOW: 32},
+        {"rope_type": "yarn", "factor": 0.5, WINDOW: 32, "mscale": 0.7, "mscale_all_dim": 1.0},
+        {"rope_type": "llama3", "factor": 0.5, WINDOW: 32, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    ],
+    ids=str,
+)
+def test_a_factor_below_1_is_computed_as_transformers_does(family, rope, tmp_path):
+    """It was refused, though transformers only warns. It stays, and grows with a longer target from where it is."""
+    content = published(family)
+    content |= {"rope_scaling": rope, "rope_theta": THETA}
+    content.pop("rope_parameters", None)
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    native = AutoConfig.from_pretrained(tmp_path)
+    length = native.max_position_embeddings
+    wanted, attention = ROPE_INIT_FUNCTIONS[rope["rope_type"]](native)
+
+    config = extendable.read(tmp_path)
+    assert extendable.check(config) == []
+    for own in (trained_rope.read(content, family), trained_rope.read(config.to_dict(), family)):
+        found, factor = scaling.frequencies(own.parameters, own.head_size)
+        np.testing.assert_allclose(found, wanted.double().numpy(), rtol=1e-5)
+        assert factor == pytest.approx(attention)
+        assert (own.native_length, own.factor) == (length, 0.5) and "below 1" in own.note
+        assert trained_rope.extended(own, {}, length) == own.parameters
+        assert not list(trained_rope.check_change(own, {}, 2 * length))
+        grown = trained_rope.extended(own, {}, 2 * length)
+        assert grown["factor"] == (2.0 if rope["rope_type"] == "dynamic" else 1.0)
+    built = extendable.configure(config, rope_parameters=dict(own.parameters), max_position_embeddings=length)
+    assert trained_rope.read(built.to_dict(), family).parameters == own.parameters
+    (problem,) = list(trained_rope.check_change(own, {"factor": 0.4}, length))[:1]
+    assert problem.field == "rope_parameters.factor"
+
+
+def test_a_dynamic_factor_below_1_gives_transformers_base_beyond_the_window():
+    config = tiny_config("mistral", max_position_embeddings=64)
+    config.rope_parameters = {"rope_type": "dynamic", "factor": 0.5, "rope_theta": THETA}
+    own = trained_rope.read(config.to_dict(), "mistral")
+    for length in (64, 65, 200):
+        wanted, _ = ROPE_INIT_FUNCTIONS["dynamic"](config, seq_len=length)
+        found = rope_encoding.dynamic_frequencies(own.parameters, own.head_size, torch.tensor(length))
+        torch.testing.assert_close(found.float(), wanted, rtol=1e-5, atol=0)
+
+
+def test_longrope_with_a_factor_below_1_is_kept():
+    config = tiny_config("phi3", max_position_embeddings=64, original_max_position_embeddings=32)
+    half = trained_rope.read(config.to_dict(), "phi3").head_size // 2
+    own = {"rope_type": "longrope", "rope_theta": THETA, "factor": 0.5, WINDOW: 32}
+    config.rope_parameters = own | {"short_factor": [1.0] * half, "long_factor": [2.0] * half}
+    assert extendable.check(config) == []
+    assert trained_rope.read(config.to_dict(), "phi3").parameters == config.rope_parameters
+
+
+def test_truncate_counts_where_transformers_reads_it(tmp_path):
+    """It reads YaRN's truncate beside the kinds of layers, and passes over one inside. That was refused as two fields
+    that contradict, which no edit of them mended."""
+    yarn = {"rope_type": "yarn", "factor": 8.0, WINDOW: 64, "rope_theta": THETA}
+    plain = {"rope_type": "default", "rope_theta": THETA}
+    content = {key: value for key, value in published("olmo3").items() if key != "rope_scaling"}
+    content |= {"max_position_embeddings": 512, "head_dim": 64}
+    for inside, outside, counts in ((False, None, True), (None, False, False), (True, False, False), (False,) * 3):
+        full = yarn if inside is None else yarn | {"truncate": inside}
+        content["rope_parameters"] = {"full_attention": full, "sliding_attention": plain}
+        if outside is not None:
+            content["rope_parameters"]["truncate"] = outside
+        (tmp_path / "config.json").write_text(json.dumps(content))
+        config = extendable.read(tmp_path)
+        assert extendable.check(config) == []
+        own = trained_rope.read(content, "olmo3")
+        assert own.parameters.get("truncate", True) is counts
+        assert ("passes over its truncate" in own.note) is (inside not in (None, counts))
+        classes = rotary_classes(config)
+        same(computed(classes, config)[0], formula(yarn | {"truncate": counts}, own.head_size))
+
+        for asked in (True, False):  # by a recipe
+            extended = trained_rope.extended(own, {"truncate": asked}, 1024)
+            built = extendable.configure(config, rope_parameters=extended, max_position_embeddings=1024)
+            wanted = formula(yarn | {"factor": 16.0, "truncate": asked}, own.head_size)
+            same(computed(classes, built)[0], wanted)

@@ -9,7 +9,7 @@ import uvicorn
 
 @contextmanager
 def listening(app, **settings):
-    """The port of an application; afterwards it is told to end, and must."""
+    """The port of an application; afterwards it must end."""
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", **settings))
     thread = threading.Thread(target=server.run)
     thread.start()

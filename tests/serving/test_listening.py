@@ -1,4 +1,4 @@
-"""A server that is told to end says so to those who wait, before its process is gone."""
+"""A server that is ending says so to those who wait, before its process is gone."""
 
 import asyncio
 import threading

@@ -126,6 +126,8 @@ class Megatron(TokenFormat):
         pointers = np.memmap(index, "<i8", "r", begin + 4 * sequences, (sequences,))
         borders = np.memmap(index, "<i8", "r", begin + 12 * sequences, (documents,))
         ends = np.cumsum(lengths, dtype=np.int64)
+        if int(lengths.min()) < 0:
+            raise ValueError(f"{index.name} has a sequence of {int(lengths.min()):,} ids")
         if not np.array_equal(pointers, (ends - lengths) * dtype.itemsize):
             raise ValueError(f"the sequences of {index.name} do not follow one another in {data.name}")
         if borders[0] != 0 or borders[-1] != sequences or (np.diff(borders) < 0).any():
@@ -258,6 +260,10 @@ class Numpy(TokenFormat):
         if array.dtype.kind not in "iu" or array.ndim not in (1, 2) or array.size == 0:
             shape = " x ".join(map(str, array.shape)) or "no axis"
             raise ValueError(f"{path.name} holds {array.dtype} ({shape}), not whole numbers of one or two axes")
+        rest = path.stat().st_size - array.offset - array.nbytes if isinstance(array, np.memmap) else 0
+        if rest:
+            wrong = f"{rest:,} bytes follow its array, such as another one that was saved into the same file"
+            raise RefusedError(wrong, "save each array into a file of its own")
         if not array.flags.c_contiguous:
             raise RefusedError("it is stored in Fortran's order", "save numpy.ascontiguousarray of it")
         return array

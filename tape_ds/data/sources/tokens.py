@@ -8,6 +8,8 @@ mapped, not copied, where a run streams; otherwise they are written into the cac
 import glob
 import hashlib
 import os
+import tokenize
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -41,9 +43,13 @@ _NUMPY = Numpy()
 _BARE = Bare()
 _BESIDE = (".ds.index", ".ds.metadata", ".ds.loss")
 _NAMED = 5  # files that messages list
+_DIGITS = 19  # of a number of 64 bits
 _ENDS = "end=eos (documents end with the tokenizer's EOS), end=ID, begin=ID or end=file (a file is one document)"
-# what a damaged file, or an index of other contents, raises
-_DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, EOFError)
+# errors that a damaged file, or an index of other contents, raises
+_DAMAGED = (
+    *(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, EOFError),
+    *(zlib.error, tokenize.TokenError),  # of a damaged .csv.gz, of a header of numpy's that breaks off
+)
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,8 @@ class TokenCorpus(TokenSource):
             yield self.problem("end and begin are given, and one of them divides documents", "remove one")
         for name, words in {"end": ("eos", "file"), "begin": ()}.items():
             value = self.named.get(name)
-            if value is not None and value not in words and not (value.isascii() and value.isdecimal()):
+            is_id = value is not None and value.isascii() and value.isdecimal() and len(value) <= _DIGITS
+            if value is not None and value not in words and not is_id:
                 yield self.problem(f"{name}={value} is no token id", f"write {_ENDS}")
 
     def _check_unit(self, unit: Unit) -> Iterator[Problem]:
@@ -148,7 +155,7 @@ class TokenCorpus(TokenSource):
     def _unreadable(self, name: str, error: BaseException) -> Problem:
         if isinstance(error, RefusedError):
             return self.problem(f"{name}: {error}", error.remedy)
-        said = str(error) if isinstance(error, OSError | ValueError) else f"its index is damaged ({error!r})"
+        said = str(error) if isinstance(error, OSError | ValueError) else f"its header or index is damaged ({error!r})"
         return self.problem(f"{name} cannot be read: {said}", "repair the file, or leave it out of the glob")
 
     def units(self) -> list[Unit]:

@@ -7,12 +7,14 @@ one, or a header with wrong sizes is refused at once. Published models that have
 Imports neither torch nor transformers: recipes run the checks before anything else.
 """
 
+import functools
 import hashlib
 import json
 import math
 import os
 import struct
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -57,8 +59,7 @@ def read(file: Path, field: str = "model") -> dict[str, "Tensor"]:
 def check_file(file: Path, field: str = "model") -> list[Problem]:
     """Check a safetensors file's header and size; no tensor is read."""
     try:
-        with safe_open(file, framework="np") as opened:
-            return [] if opened.keys() else [Problem(field, str(file), "holds no tensor", READ_AGAIN)]
+        return [] if _headers_of(file) else [Problem(field, str(file), "holds no tensor", READ_AGAIN)]
     except (SafetensorError, OSError) as error:
         return [
             Problem(field, str(file), f"could not be read as safetensors ({library_errors.words(error)})", READ_AGAIN)
@@ -223,6 +224,21 @@ def headers_of(file: Path) -> dict[str, Header]:
     if file.suffix != ".safetensors":
         return {}
     raise_if_any(check_file(file))
+    return dict(_headers_of(file))
+
+
+def _headers_of(file: Path) -> Mapping[str, Header]:
+    """Return every tensor of a safetensors file that is whole. Raises SafetensorError and OSError."""
+    now = file.stat()
+    return _read_headers(file, (now.st_ino, now.st_size, now.st_mtime_ns))
+
+
+@functools.lru_cache(maxsize=256)
+def _read_headers(file: Path, version: tuple[int, ...]) -> Mapping[str, Header]:
+    """Read a file's header, once for each ``version`` of it: a folder is checked, asked for its sizes and its dtype,
+    and then it is loaded."""
+    with safe_open(file, framework="np"):  # compares the header with the file
+        pass
     with file.open("rb") as opened:
         (length,) = struct.unpack("<Q", opened.read(8))
         entries = json.loads(opened.read(length))

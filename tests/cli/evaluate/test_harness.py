@@ -183,6 +183,20 @@ def test_a_text_begins_with_one_bos_that_is_not_scored(base, tmp_path, size):
     assert rolling(theirs, "w5 w6")[0] / math.log(2) == pytest.approx(3 * bits, rel=1e-6)
 
 
+def test_a_text_that_is_scored_whole_is_tokenised_once(base, plain, monkeypatch):
+    """It was tokenised when it was measured, and again when it was scored; and where nothing else was asked, it was
+    scored first."""
+    text = " ".join(TEXTS * 3)
+    lm = harness_model(base)
+    encoded = []
+    real = lm.tokenizer.encode
+    monkeypatch.setattr(
+        lm.tokenizer, "encode", lambda string, **kwargs: encoded.append(string) or real(string, **kwargs)
+    )
+    assert rolling(lm, text) == plain[1] and encoded == [text]
+    assert rolling(lm, text) == plain[1] and encoded == [text, text]
+
+
 def test_rolling_scores_are_those_of_the_model_in_every_window(base, plain, tmp_path):
     """The first window begins with BOS; the next ones with a token of the text, as lm-eval's. A text that has BOS
     already has it once. Without a tokenizer that adds BOS, all is lm-eval's."""

@@ -205,6 +205,7 @@ def test_what_a_format_does_not_record_is_asked_for_and_the_remedy_reads(tmp_pat
         ("#uint16&uint16&end=3", "'uint16' is no option of it"),
         ("#float32", "'float32' is no option of it"),
         ("#end=stop", "end=stop is no token id"),
+        ("#end=" + "9" * 5000, "is no token id"),
         ("#end=2&begin=1", "end and begin are given"),
         ("#uint32", "has no width to choose"),
         ("#column=x", "has no column to choose"),
@@ -239,6 +240,7 @@ def damage(path, change):
         (write.megatron, "x.idx", lambda data: data[:-1] + b"\1", "are not those of its 7 sequences"),
         (write.megatron, "x.idx", lambda data: data[:64] + b"\5" + data[65:], "do not follow one another"),
         (write.megatron, "x.idx", lambda data: b"TNTIDX\0\0" + data[8:], "begins as fairseq's index"),
+        (write.megatron, "x.idx", lambda data: data[:37] + b"\xff" + data[38:], "a sequence of -"),
         (write.datatrove, "x", lambda data: data[:-2], "where its index has"),
         (write.datatrove, "x.index", lambda data: data[:-1], "no whole 64-bit numbers"),
         (write.datatrove, "x.index", lambda data: data[:8] + b"\1" + data[9:], "ends before it begins"),
@@ -246,6 +248,8 @@ def damage(path, change):
         (write.llm_c, "x", lambda data: data[:-2], "where its header has"),
         (write.llm_c, "x", lambda data: data[:4] + b"\3" + data[5:], "version 3, and 1 is read"),
         (write.olmo, "x", lambda data: data[:-4], "bytes, where"),
+        (write.numpy_file, "x", lambda data: data + data, "bytes follow its array"),
+        (write.numpy_file, "x", lambda data: data[:8] + b"\x20\0" + data[10:], "its header or index is damaged"),
         (write.mds, "shard.00001.mds", lambda data: data[:-1], "where index.json has"),
         (write.mds, "index.json", lambda data: b"{", "index.json cannot be read"),
         (write.mds, "index.json", lambda data: b"[]", "holds no object"),
@@ -261,12 +265,20 @@ def damage(path, change):
 )
 def test_a_damaged_file_is_named_before_a_run(writer, file, change, said, tmp_path):
     (tmp_path / "in").mkdir()
-    suffix = {write.datatrove: ".ds", write.llm_c: ".bin", write.olmo: ".npy"}.get(writer, "")
+    suffix = {write.datatrove: ".ds", write.llm_c: ".bin", write.olmo: ".npy", write.numpy_file: ".npy"}.get(writer, "")
     documents = beginning(GPT_2) if writer is write.llm_c else ending()
     path = writer(tmp_path / "in" / f"x{suffix}", documents)
     folder = path if path.is_dir() else path.parent
     damage(folder / (file.replace("x", f"x{suffix}", 1) if suffix else file), change)
     assert said in wrong(f"tokens:{path}")
+
+
+def test_a_damaged_listing_is_named(tmp_path):
+    """An error of zlib inside was a traceback."""
+    path = write.olmo(tmp_path / "x.npy", ending())
+    listing = tmp_path / "x.csv.gz"
+    listing.write_bytes(listing.read_bytes()[:10] + b"\xff" * 20)
+    assert "x.npy cannot be read: its header or index is damaged" in wrong(f"tokens:{path}")
 
 
 def test_a_shard_that_grows_when_decompressed_is_refused(tmp_path):

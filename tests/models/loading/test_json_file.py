@@ -13,7 +13,10 @@ from tape_ds.models.loading import json_file
     [
         ('\ufeff{"a": 1}', "byte order mark"),
         ('{\n  // sizes\n  "a": 1\n}', "take the comments out"),
-        ('{"a": 1,}', "the comma before a closing"),
+        ('{"a": 1,}', "take out the comma"),
+        ('{"a": [1, ]}', "take out the comma"),
+        ('{"a": ["b//c"}', "take it from where the model was published"),  # an address is no comment
+        ('{"a": }', "take it from where the model was published"),
         ("[1]", "take it from where the model was published"),
         ("{", "take it from where the model was published"),
     ],

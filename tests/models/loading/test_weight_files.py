@@ -31,6 +31,22 @@ def test_a_damaged_file_is_refused_by_name(tmp_path, damage):
         weight_files.read(file)
 
 
+def test_a_header_is_read_once_until_its_file_changes(tmp_path, monkeypatch):
+    """It was read when a folder was checked, when its sizes were compared, for its dtype, and when it was loaded."""
+    file = tmp_path / "model.safetensors"
+    save_file({"x": torch.ones(8, dtype=torch.bfloat16)}, file)
+    opened = []
+    real = weight_files.safe_open
+    monkeypatch.setattr(
+        weight_files, "safe_open", lambda *given, **options: opened.append(1) or real(*given, **options)
+    )
+    assert weight_files.check_folder(tmp_path) == []
+    assert weight_files.headers(tmp_path) == {"x": weight_files.Header((8,), "BF16")}
+    assert weight_files.stored_dtype(tmp_path) == "BF16" and len(opened) == 1
+    save_file({"x": torch.ones(9)}, file)
+    assert weight_files.headers(tmp_path) == {"x": weight_files.Header((9,), "F32")} and len(opened) == 2
+
+
 @pytest.mark.parametrize(
     ("content", "wrong"),
     [
