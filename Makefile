@@ -36,7 +36,7 @@ on_linux = $(if $(filter Linux,$(shell uname -s)),$(1))
 export TOKENIZERS_PARALLELISM := false
 export ARGS
 
-.PHONY: help demo test versions check faults scale compile-kernels results docs format setup clean distclean
+.PHONY: help demo test versions check faults scale engines compile-kernels results docs format setup clean distclean
 
 help:
 	@sed '/^$$/q; s/^# \{0,1\}//' Makefile
@@ -106,6 +106,10 @@ faults: $(STAMP)
 # What was found is kept in .cache/scale and not computed again; remove that folder to begin anew.
 scale: $(STAMP)
 	PATH="$(BIN):$$PATH" DS_ACCELERATOR=cpu OMP_NUM_THREADS=1 $(BIN)/python -m tests.distributed $(ARGS)
+
+# Each engine in an environment of its own below .cache/engines, which is removed after its run.
+engines: $(STAMP)
+	PATH="$(BIN):$$PATH" DS_ACCELERATOR=cpu $(BIN)/python -m tools.engines $(ARGS)
 
 compile-kernels: $(STAMP) $(call triton,$(TRITON))
 	env -u TRITON_INTERPRET PYTHONPATH="$(call triton,$(TRITON))" $(BIN)/python -m tools.compile_kernels $(ARGS)
