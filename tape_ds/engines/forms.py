@@ -51,7 +51,8 @@ class Form:
     traits: tuple[str, ...]
     """Names of :data:`TRAITS`; a type of scaling that is not among them is a trait by its own name."""
     values: Mapping[str, Any] = field(default_factory=dict)
-    """The RoPE parameters, and what a flag may name: ``length``, ``family``, ``attn_factor``."""
+    """The RoPE parameters, and what a flag may name: ``length``, ``family``, ``attn_factor``; empty: flags keep the
+    names in braces."""
 
     @property
     def scaling(self) -> str:

@@ -1,15 +1,27 @@
 """The table of engines as Markdown: for the card of a model, and for the book."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tape_ds.engines.forms import BY_LAYER, OWN_CODE, SCALINGS, TRAITS
-from tape_ds.engines.table import Cell, Engine, Group, engines, verdicts
+from tape_ds.engines.forms import TRAITS, Form
+from tape_ds.engines.table import Engine, Group, Verdict, computed_of, engines, verdicts
 from tape_ds.markdown_table import markdown_table
 
-_WORDS = {"right": "right", "flag": "right with", "untried": "not tried", "refused": "refused", "wrong": "**WRONG**"}
-FAMILY = "llama"
-"""The model type of the book's short table."""
+_WORDS = {"right": "right", "flag": "right with", "untried": "not tried", "refused": "refused", "wrong": "**wrong**"}
+_FIELD = re.compile(r"\{(\w+)(?::[^}]*)?\}")
+EXPORTED: Mapping[str, tuple[str, ...]] = {
+    "any base": ("unscaled",),
+    "linear": ("linear",),
+    "llama3": ("llama3",),
+    "yarn": ("yarn", "yarn_betas_unnamed"),
+    "yarn with `attention_factor`": ("yarn", "yarn_betas_unnamed", "yarn_attention_twice"),
+    "yarn with `beta_*`": ("yarn", "yarn_betas"),
+    "yarn with `truncate: false`": ("yarn_exact_ramp",),
+}
+"""Scalings of a plain folder as export writes them, and their traits."""
+_SAID_TWICE = ("llama", "qwen2", "qwen3")
+"""Model types whose factor on attention export writes in two ways."""
 
 
 def of_config(config: Mapping[str, Any]) -> str:
@@ -17,74 +29,70 @@ def of_config(config: Mapping[str, Any]) -> str:
     rows = []
     for verdict in verdicts(config):
         joint = " " if verdict.result == "flag" else ": "
-        said = joint + "; ".join(verdict.says) if verdict.says else ""
+        said = joint + "; ".join(map(in_code, verdict.says)) if verdict.says else ""
         rows.append((verdict.engine.label, _WORDS[verdict.result] + said))
     return markdown_table(("engine", "RoPE of this folder"), rows, "l")
 
 
-def by_scaling() -> str:
-    """Return a table of every engine and scaling of an exported Llama: the result alone."""
-    rows = []
-    for engine in engines().values():
-        group = engine.group(FAMILY)
-        rows.append([engine.label, *(_short(group, trait) for trait in SCALINGS)])
-    return markdown_table(["", *(_heading(trait) for trait in SCALINGS)], rows, "l")
-
-
-def by_engine() -> str:
-    """Return a table of every engine with what it needs and where it is wrong, for every model type tried."""
+def of_exported(families: Iterable[str] = ("llama",)) -> str:
+    """Return a table of what each engine computes of an exported folder of these model types, by scaling."""
     rows = []
     for engine in engines().values():
         for group in engine.groups:
-            rows.append(_engine_row(engine, group))
-    head = ("engine, model types", "right", "right with", "refused", "**silently wrong**", "tried")
+            shown = [family for family in families if family in group.families]
+            if shown:
+                rows.append(_row(engine, group, shown))
+    head = ("engine", "right", "right with a flag", "refused", "**silently wrong**", "tried")
     return markdown_table(head, rows, "l")
 
 
-def _engine_row(engine: Engine, group: Group) -> tuple[str, ...]:
-    described = {"flag": "", "refused": "", "wrong": ""}
-    for result in described:
-        said: dict[str, list[str]] = {}
-        for trait, cell in group.cells.items():
-            if cell.result == result:
-                said.setdefault(cell.says, []).append(TRAITS[trait])
-        described[result] = "; ".join(f"{', '.join(traits)}: {_in_code(says)}" for says, traits in said.items())
-    right = ", ".join(TRAITS[trait] for trait, cell in group.cells.items() if cell.result == "right" and _counts(trait))
-    tried = f"{group.date}, {group.how}, by {_by(group)}"
-    return (
-        f"{engine.label}: {', '.join(group.families)}",
-        right,
-        described["flag"],
-        described["refused"],
-        described["wrong"],
-        tried,
-    )
+def _row(engine: Engine, group: Group, families: list[str]) -> tuple[str, ...]:
+    by_result: dict[str, dict[tuple[str, ...], list[str]]] = {result: {} for result in _WORDS}
+    for scaling, traits in EXPORTED.items():
+        if families[0] not in _SAID_TWICE:
+            traits = tuple(trait.removesuffix("_twice") for trait in traits)
+        verdict = computed_of(engine, Form(families[0], traits))
+        by_result[verdict.result].setdefault(_said(verdict), []).append(scaling)
+    cells = {}
+    for result, said in by_result.items():
+        cells[result] = "; ".join(_listed(scalings, says) for says, scalings in said.items())
+    tried = f"{group.date}, {group.how}"
+    if cells["untried"]:
+        tried += f"; not tried: {cells['untried']}"
+    name = engine.label if families == ["llama"] else f"{engine.label}, {', '.join(families)}"
+    return (name, cells["right"], cells["flag"], cells["refused"], cells["wrong"], tried)
 
 
-def _counts(trait: str) -> bool:
-    return trait in SCALINGS or trait in ("yarn_attention", "yarn_attention_twice", "yarn_betas")
+def _said(verdict: Verdict) -> tuple[str, ...]:
+    return () if verdict.result == "untried" else tuple(map(in_code, verdict.says))
 
 
-def _by(group: Group) -> str:
-    return f"`{group.by}`" if group.by != "hand" else "hand"
+def _listed(scalings: list[str], says: tuple[str, ...]) -> str:
+    of_yarn = [scaling for scaling in EXPORTED if scaling.startswith("yarn")]
+    if set(of_yarn) <= set(scalings):
+        scalings = [scaling for scaling in scalings if scaling not in of_yarn] + ["every yarn"]
+    return ", ".join(scalings) + (f": {' and '.join(says)}" if says else "")
 
 
-def _in_code(says: str) -> str:
-    """Return a flag as code up to its remark in brackets, values in capitals."""
-    if not says.startswith("--"):
-        return says
-    flag, bracket, remark = says.partition(" (")
-    shown = flag.replace(":.9g", "").replace(":g", "").replace("{", "").replace("}", "")
-    return f"`{shown}`{bracket}{remark}"
+def of_traits() -> str:
+    """Return the whole table: a row for each engine, model types and result."""
+    rows = []
+    for engine in engines().values():
+        for group in engine.groups:
+            tried = f"{group.date}, {group.how}, by {group.by}"
+            found: dict[tuple[str, str], list[str]] = {}
+            for trait, cell in group.cells.items():
+                found.setdefault((cell.result, cell.says), []).append(trait)
+            for (result, says), traits in found.items():
+                about = ", ".join(TRAITS[trait] for trait in traits)
+                rows.append((engine.label, ", ".join(group.families), _WORDS[result], in_code(says), about, tried))
+    return markdown_table(("engine", "model types", "result", "", "with", "tried"), rows, "l")
 
 
-def _short(group: Group | None, trait: str) -> str:
-    if group is None:
-        return _WORDS["untried"]
-    cell = group.cells.get(trait, Cell("untried"))
-    return "right with a flag" if cell.result == "flag" else _WORDS[cell.result]
-
-
-def _heading(trait: str) -> str:
-    assert trait not in (BY_LAYER, OWN_CODE)
-    return f"`{trait}`" if trait != "yarn_exact_ramp" else "`yarn`, `truncate: false`"
+def in_code(says: str) -> str:
+    """Return a flag as code up to its remark in brackets, and other words as they are; fields of a form in capitals."""
+    named = _FIELD.sub(lambda field: field[1].upper(), says)
+    if not named.startswith("--"):
+        return named
+    flag, bracket, remark = named.partition(" (")
+    return f"`{flag}`{bracket}{remark}"

@@ -156,7 +156,7 @@ def computed_of(engine: Engine, form: Form) -> Verdict:
 
 
 def _filled(cell: Cell, form: Form) -> str:
-    return cell.says.format_map(_Values(form.values))
+    return cell.says.format_map(_Values(form.values)) if form.values else cell.says
 
 
 class _Values(dict[str, Any]):

@@ -2,6 +2,7 @@
 
     python -m tools.engines                        every engine that runs without a GPU; half an hour
     python -m tools.engines mlx-lm ctranslate2
+    python -m tools.engines --page                 the tables in docs/, from the data; nothing is run
 
 Results are written to docs/results/engines/NAME.json. Exit codes: 0 as in the table; 1 an engine computes something
 else, or could not be installed; 2 an unknown engine. Needs pip's index, and 2 GB of disk at a time.
@@ -20,7 +21,7 @@ from tape_ds import storage
 from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, command, did_you_mean, raise_if_any
 from tape_ds.installation import ROOT
-from tools.engines import cases, comparison, environments
+from tools.engines import cases, comparison, environments, page
 
 RESULTS = ROOT / "docs" / "results" / "engines"
 CACHE = ROOT / ".cache" / "engines"
@@ -32,9 +33,14 @@ def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="python -m tools.engines", description=__doc__)
     parser.add_argument("engines", nargs="*", default=list(known), help=", ".join(known))
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--page", action="store_true", help="only write the tables of the book")
     options = parser.parse_args(argv)
     unknown = [name for name in options.engines if name not in known]
     raise_if_any([Problem("engines", name, "not one that runs here", did_you_mean(name, known)) for name in unknown])
+
+    if options.page:
+        page.write()
+        return 0
 
     failed = []
     with tempfile.TemporaryDirectory(prefix="engines-") as temporary:
