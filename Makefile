@@ -5,6 +5,7 @@
 # make check   format, lint, types
 # make faults  every fault campaign in full (an hour or more; killed, it goes on): docs/results/faults.md
 # make scale   losses and gradients of every layout of processes against one process, in full: docs/results/scale.md
+# make engines what other engines compute of exported folders, against the table (an hour; 2 GB at a time): docs/results/export_readers.md
 # make results the page of all results from what is stored: docs/results/README.md
 # make docs    the book of docs/ as a site, in build/site; a folder of its own holds what that needs, .venv/docs
 # make compile-kernels    compile the Triton kernels without a GPU; TRITON=3.6.0 does it with another version of Triton

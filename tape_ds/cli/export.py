@@ -55,7 +55,9 @@ def main(argv: list[str] | None = None) -> int:
         source = source_model.find(options.source, base_anyway=options.base_anyway)
         served = config_json.planned(source.config)
         if not options.check_anyway:
-            problems += table.check_served("--check", [name for name in options.check if name in table.engines()], served)
+            problems += table.check_served(
+                "--check", [name for name in options.check if name in table.engines()], served
+            )
     if options.push is not None:
         problems += folder.check_push(options.push)
     raise_if_any(problems)

@@ -79,12 +79,12 @@ def of_traits() -> str:
     rows = []
     for engine in engines().values():
         for group in engine.groups:
-            tried = f"{group.date}, {group.how}, by {group.by}"
-            found: dict[tuple[str, str], list[str]] = {}
+            found: dict[tuple[str, str, str], list[str]] = {}
             for trait, cell in group.cells.items():
-                found.setdefault((cell.result, cell.says), []).append(trait)
-            for (result, says), traits in found.items():
+                found.setdefault((cell.result, cell.says, cell.how), []).append(trait)
+            for (result, says, how), traits in found.items():
                 about = ", ".join(TRAITS[trait] for trait in traits)
+                tried = f"{group.date}, {how}, by {group.by}"
                 rows.append((engine.label, ", ".join(group.families), _WORDS[result], in_code(says), about, tried))
     return markdown_table(("engine", "model types", "result", "", "with", "tried"), rows, "l")
 

@@ -27,6 +27,8 @@ class Cell:
     result: Result
     says: str = ""
     """A flag, what is computed instead, or what refuses it; with fields of a form in braces."""
+    how: str = ""
+    """As a group's, where it differs for this trait."""
 
 
 @dataclass(frozen=True)
@@ -97,12 +99,13 @@ def _group(name: str, entry: Mapping[str, Any]) -> Group:
         raise ValueError(f"{name}: how is one of {_HOW}, by one of {_BY}")
     cells: dict[str, Cell] = {}
     for line in entry["cells"]:
-        if line["result"] not in get_args(Result):
-            raise ValueError(f"{name}: {line['result']!r} is no result")
+        how = line.get("how", entry["how"])
+        if line["result"] not in get_args(Result) or how not in _HOW:
+            raise ValueError(f"{name}: {line['result']!r} is no result, or {how!r} not one of {_HOW}")
         for trait in line["of"]:
             if trait not in TRAITS or trait in cells:
                 raise ValueError(f"{name}: the trait {trait!r} is unknown, or there twice")
-            cells[trait] = Cell(line["result"], line.get("says", ""))
+            cells[trait] = Cell(line["result"], line.get("says", ""), how)
     return Group(tuple(entry["of"]), entry["how"], entry["by"], str(entry["date"]), cells)
 
 
@@ -176,7 +179,9 @@ def summary(config: Mapping[str, Any]) -> str:
     """Return in one line which engines compute a ``config.json`` right, with a flag, wrongly, or not at all."""
     found = verdicts(config)
     if form_of(config).traits == (OWN_CODE,):
-        return f"by transformers with the folder's own code; no other engine knows the model type {config['model_type']!r}"
+        return (
+            f"by transformers with the folder's own code; no other engine knows the model type {config['model_type']!r}"
+        )
     words = {
         "right": "right by",
         "flag": "right with a flag by",

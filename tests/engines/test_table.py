@@ -78,12 +78,16 @@ def test_an_engine_that_does_not_see_a_scaling_does_not_refuse_it():
 
 
 def test_a_folder_with_its_own_code_is_refused_by_all():
-    for config in ({"model_type": "tape"}, {"model_type": "tape_gptj"}, {"model_type": "llama", "auto_map": {"a": "b"}}):
+    for config in (
+        {"model_type": "tape"},
+        {"model_type": "tape_gptj"},
+        {"model_type": "llama", "auto_map": {"a": "b"}},
+    ):
         assert {each.result for each in table.verdicts(config)} == {"refused"}
 
 
 def test_the_form_that_most_engines_read():
-    """YaRN with a rounded ramp, bounds 32 and 1, no attention factor, its length, both spellings; and a changed base."""
+    """YaRN with a rounded ramp and its length, bounds and factor on attention left out; and a changed base."""
     rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 256}
     content = {"model_type": "llama", "max_position_embeddings": 1024}
     readers = {"vllm", "sglang", "lmdeploy", "mlx-lm", "openvino", "llama.cpp"}

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from tape_ds.engines import table
 from tape_ds.export import config_json
 from tape_ds.models.library_messages import quieten_libraries
 from tape_ds.models.saving import without_bar
@@ -132,9 +133,11 @@ def _write_case(case: Case, out: Path, weights: dict[str, Any], prompts: Mapping
     elif case.spelling == "older_keys_only":
         exported.pop("rope_parameters")
     (out / "config.json").write_text(json.dumps(exported, indent=2), encoding="utf-8")
+    flags = {each.engine.name: each.says for each in table.verdicts(exported) if each.result == "flag"}
+    (out / "flags.json").write_text(json.dumps(flags), encoding="utf-8")  # which readers pass on
 
     again: Any = AutoModelForCausalLM.from_pretrained(out, attn_implementation="eager", dtype=torch.float32).eval()
-    found = {}
+    found: dict[str, Any] = {}
     for name, ids in prompts.items():
         with torch.no_grad():
             logits = again(torch.tensor([ids])).logits[0]
@@ -148,4 +151,6 @@ def _tokenizer() -> PreTrainedTokenizerFast:
     vocabulary = {f"w{index}": index for index in range(_VOCABULARY)}
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0", bos_token="w1", eos_token="w2", pad_token="w0")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words, unk_token="w0", bos_token="w1", eos_token="w2", pad_token="w0"
+    )

