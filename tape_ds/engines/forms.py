@@ -43,7 +43,7 @@ _UNSAID_BASE = 10_000.0
 
 
 @dataclass(frozen=True)
-class Form:
+class RopeForm:
     """What of a ``config.json`` decides which engines compute it."""
 
     family: str
@@ -59,16 +59,16 @@ class Form:
         return self.traits[0]
 
 
-def form_of(config: Mapping[str, Any]) -> Form:
+def form_of(config: Mapping[str, Any]) -> RopeForm:
     """Return the form of a ``config.json``, or of the ``to_dict()`` of a configuration."""
     family = str(config.get("model_type"))
     if config.get("auto_map") or family in OWN_TYPES:
-        return Form(family, (OWN_CODE,))
+        return RopeForm(family, (OWN_CODE,))
     newer = config.get("rope_parameters")
     older = config.get("rope_scaling")
     stated = older or newer or {}
     if any(isinstance(value, Mapping) for value in stated.values()):
-        return Form(family, (BY_LAYER,))
+        return RopeForm(family, (BY_LAYER,))
 
     kind = stated.get("rope_type") or stated.get("type") or "default"
     theta = stated.get("rope_theta") or config.get("rope_theta") or (newer or {}).get("rope_theta") or _UNSAID_BASE
@@ -78,7 +78,7 @@ def form_of(config: Mapping[str, Any]) -> Form:
         traits += _of_yarn(stated)
         values["attn_factor"] = own_attention_factor(stated) or 1.0
     traits += _spelling(config, kind, theta)
-    return Form(family, tuple(traits), values)
+    return RopeForm(family, tuple(traits), values)
 
 
 def _scaling(kind: str, stated: Mapping[str, Any]) -> str:

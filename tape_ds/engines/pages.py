@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tape_ds.engines.forms import TRAITS, Form
-from tape_ds.engines.table import Engine, Group, Verdict, computed_of, engines, verdicts
+from tape_ds.engines.forms import TRAITS, RopeForm
+from tape_ds.engines.table import CellGroup, ServingEngine, Verdict, computed_of, engines, verdicts
 from tape_ds.markdown_table import markdown_table
 
 _WORDS = {"right": "right", "flag": "right with", "untried": "not tried", "refused": "refused", "wrong": "**wrong**"}
@@ -46,12 +46,12 @@ def of_exported(families: Iterable[str] = ("llama",)) -> str:
     return markdown_table(head, rows, "l")
 
 
-def _row(engine: Engine, group: Group, families: list[str]) -> tuple[str, ...]:
+def _row(engine: ServingEngine, group: CellGroup, families: list[str]) -> tuple[str, ...]:
     by_result: dict[str, dict[tuple[str, ...], list[str]]] = {result: {} for result in _WORDS}
     for scaling, traits in EXPORTED.items():
         if families[0] not in _SAID_TWICE:
             traits = tuple(trait.removesuffix("_twice") for trait in traits)
-        verdict = computed_of(engine, Form(families[0], traits))
+        verdict = computed_of(engine, RopeForm(families[0], traits))
         by_result[verdict.result].setdefault(_said(verdict), []).append(scaling)
     cells = {}
     for result, said in by_result.items():

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 import yaml
 
-from tape_ds.engines.forms import OWN_CODE, TRAITS, Form, form_of
+from tape_ds.engines.forms import OWN_CODE, TRAITS, RopeForm, form_of
 from tape_ds.errors import Problem, did_you_mean
 
 TABLE = Path(__file__).with_name("table.yaml")
@@ -32,7 +32,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Group:
+class CellGroup:
     """Cells of the model types that an engine was tried with."""
 
     families: tuple[str, ...]
@@ -43,13 +43,13 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Engine:
+class ServingEngine:
     name: str
     title: str
     version: str
-    groups: tuple[Group, ...]
+    groups: tuple[CellGroup, ...]
 
-    def group(self, family: str) -> Group | None:
+    def group(self, family: str) -> CellGroup | None:
         return next((group for group in self.groups if family in group.families), None)
 
     @property
@@ -61,7 +61,7 @@ class Engine:
 class Verdict:
     """What an engine computes of a ``config.json``."""
 
-    engine: Engine
+    engine: ServingEngine
     result: Result
     says: tuple[str, ...] = ()
 
@@ -79,7 +79,7 @@ class Verdict:
 
 
 @functools.cache
-def engines() -> Mapping[str, Engine]:
+def engines() -> Mapping[str, ServingEngine]:
     """Return the engines by name, in the order of the file.
 
     Raises:
@@ -89,12 +89,12 @@ def engines() -> Mapping[str, Engine]:
     return {name: _engine(name, entry) for name, entry in content.items()}
 
 
-def _engine(name: str, entry: Mapping[str, Any]) -> Engine:
+def _engine(name: str, entry: Mapping[str, Any]) -> ServingEngine:
     groups = tuple(_group(name, each) for each in entry["groups"])
-    return Engine(name, entry["title"], str(entry["version"]), groups)
+    return ServingEngine(name, entry["title"], str(entry["version"]), groups)
 
 
-def _group(name: str, entry: Mapping[str, Any]) -> Group:
+def _group(name: str, entry: Mapping[str, Any]) -> CellGroup:
     if entry["how"] not in _HOW or entry["by"] not in _BY:
         raise ValueError(f"{name}: how is one of {_HOW}, by one of {_BY}")
     cells: dict[str, Cell] = {}
@@ -106,7 +106,7 @@ def _group(name: str, entry: Mapping[str, Any]) -> Group:
             if trait not in TRAITS or trait in cells:
                 raise ValueError(f"{name}: the trait {trait!r} is unknown, or there twice")
             cells[trait] = Cell(line["result"], line.get("says", ""), how)
-    return Group(tuple(entry["of"]), entry["how"], entry["by"], str(entry["date"]), cells)
+    return CellGroup(tuple(entry["of"]), entry["how"], entry["by"], str(entry["date"]), cells)
 
 
 def check_names(field: str, names: Iterable[str]) -> list[Problem]:
@@ -137,7 +137,7 @@ def computed(name: str, config: Mapping[str, Any]) -> Verdict:
     return computed_of(engines()[name], form_of(config))
 
 
-def computed_of(engine: Engine, form: Form) -> Verdict:
+def computed_of(engine: ServingEngine, form: RopeForm) -> Verdict:
     if form.traits == (OWN_CODE,):
         return Verdict(engine, "refused", (f"no model type {form.family!r}",))
     group = engine.group(form.family)
@@ -158,7 +158,7 @@ def computed_of(engine: Engine, form: Form) -> Verdict:
     return Verdict(engine, "right")
 
 
-def _filled(cell: Cell, form: Form) -> str:
+def _filled(cell: Cell, form: RopeForm) -> str:
     return cell.says.format_map(_Values(form.values)) if form.values else cell.says
 
 

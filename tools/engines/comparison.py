@@ -17,7 +17,7 @@ _WORST = ("wrong", "refused", "right")
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredCase:
     """One case in one engine."""
 
     case: Case
@@ -33,7 +33,7 @@ class Measured:
         return {**row, "error": self.error} if self.error else row
 
 
-def measured(folder: Path, out: Path) -> Iterator[Measured]:
+def measured(folder: Path, out: Path) -> Iterator[MeasuredCase]:
     """Yield what an engine made of each case: ``folder`` has the cases, ``out`` what its reader wrote."""
     for case in cases():
         reference = np.load(folder / case.name / "transformers.npz")
@@ -48,7 +48,7 @@ def measured(folder: Path, out: Path) -> Iterator[Measured]:
         results = {_result(difference) for difference in differences.values()}
         worst = next(each for each in _WORST if each in results)
         error = next(iter(errors.values()), "").replace(str(folder), "FOLDER")
-        yield Measured(case, worst, differences, error)
+        yield MeasuredCase(case, worst, differences, error)
 
 
 def _result(difference: float | None) -> str:
@@ -57,7 +57,7 @@ def _result(difference: float | None) -> str:
     return "right" if difference <= RIGHT else "wrong"
 
 
-def changes(engine: str, folder: Path, found: list[Measured]) -> list[str]:
+def changes(engine: str, folder: Path, found: list[MeasuredCase]) -> list[str]:
     """Return a line for each case that the table says something else of; a case that needs a flag may be right with
     it, and no other."""
     lines = []

@@ -44,13 +44,13 @@ ENVIRONMENTS: Mapping[str, Environment] = {
 
 
 @dataclass(frozen=True)
-class Cost:
+class EnvironmentCost:
     seconds: float
     mebibytes: float
     """Of the environment on the disk."""
 
 
-def run(name: str, cases: Path, out: Path, place: Path) -> Cost:
+def run(name: str, cases: Path, out: Path, place: Path) -> EnvironmentCost:
     """Build the environment of an engine in ``place``, read all ``cases`` with it, remove it; results are in ``out``,
     and what it printed in ``out / log.txt``.
 
@@ -74,4 +74,4 @@ def run(name: str, cases: Path, out: Path, place: Path) -> Cost:
             subprocess.run(words, check=True, stdout=log, stderr=subprocess.STDOUT, timeout=TIMEOUT, env=settings)
     finally:
         shutil.rmtree(place, ignore_errors=True)
-    return Cost(time.monotonic() - start, used / 2**20)
+    return EnvironmentCost(time.monotonic() - start, used / 2**20)

@@ -37,7 +37,13 @@ def ran(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("short", "long", "result"),
-    [(1e-5, 2e-4, "right"), (1e-5, 5.0, "wrong"), (None, None, "refused"), (1e-5, None, "refused"), (5.0, None, "wrong")],
+    [
+        (1e-5, 2e-4, "right"),
+        (1e-5, 5.0, "wrong"),
+        (None, None, "refused"),
+        (1e-5, None, "refused"),
+        (5.0, None, "wrong"),
+    ],
 )
 def test_the_worst_of_both_prompts_counts(ran, short, long, result):
     (measured,) = ran[1](short=short, long=long)
