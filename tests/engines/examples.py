@@ -2,7 +2,8 @@
 
 import copy
 
-_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+_UNNAMED = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+_YARN = {**_UNNAMED, "beta_fast": 32, "beta_slow": 1}
 _ONE = [1.0, 1.0]
 _SCALED = {
     "unscaled": {"rope_type": "default"},
@@ -10,13 +11,13 @@ _SCALED = {
     "dynamic": {"rope_type": "dynamic", "factor": 2.0},
     "yarn": _YARN,
     "yarn_exact_ramp": {**_YARN, "truncate": False},
-    "llama3": {**_YARN, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0},
-    "longrope": {**_YARN, "rope_type": "longrope", "short_factor": _ONE, "long_factor": _ONE},
+    "llama3": {**_UNNAMED, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "longrope": {**_UNNAMED, "rope_type": "longrope", "short_factor": _ONE, "long_factor": _ONE},
     "yarn_attention": {**_YARN, "attention_factor": 1.0},
     "yarn_attention_twice": {**_YARN, "attention_factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0},
     "yarn_other_attention": {**_YARN, "attn_factor": 0.8},
     "yarn_betas": {**_YARN, "beta_fast": 8, "beta_slow": 1},
-    "yarn_betas_unnamed": _YARN,
+    "yarn_betas_unnamed": _UNNAMED,
     "yarn_length_unnamed": {"rope_type": "yarn", "factor": 4.0},
     "rope_parameters_only": _YARN,
     "older_keys_only": _YARN,
