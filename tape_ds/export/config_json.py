@@ -5,7 +5,7 @@ Three things are said more than once, for readers that know only one way (which 
 
 * base and scaling as ``rope_parameters`` (transformers 5) and as ``rope_theta`` and ``rope_scaling`` (before);
 * a factor on attention of YaRN's own as ``attention_factor``, which transformers and vLLM take, and as the ratio of
-  ``mscale`` and ``mscale_all_dim``, which mlx-lm and SGLang take;
+  ``mscale`` and ``mscale_all_dim``, which mlx-lm, SGLang and onnxruntime-genai's Qwen take;
 * YaRN's bounds by number where its ramp is not rounded, since onnxruntime-genai has no defaults for them.
 """
 
