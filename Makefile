@@ -5,6 +5,7 @@
 # make check   format, lint, types
 # make faults  every fault campaign in full (an hour or more; killed, it goes on): docs/results/faults.md
 # make scale   losses and gradients of every layout of processes against one process, in full: docs/results/scale.md
+# make engines what other engines compute of exported folders, against the table (an hour; 2 GB at a time): docs/results/export_readers.md
 # make results the page of all results from what is stored: docs/results/README.md
 # make docs    the book of docs/ as a site, in build/site; a folder of its own holds what that needs, .venv/docs
 # make compile-kernels    compile the Triton kernels without a GPU; TRITON=3.6.0 does it with another version of Triton
@@ -38,7 +39,7 @@ export ARGS
 # A suite starts hundreds of processes: none of them should compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test versions check faults scale compile-kernels results docs format setup clean distclean
+.PHONY: help demo test versions check faults scale engines compile-kernels results docs format setup clean distclean
 
 help:
 	@sed '/^$$/q; s/^# \{0,1\}//' Makefile
@@ -108,6 +109,10 @@ faults: $(STAMP)
 # What was found is kept in .cache/scale and not computed again; remove that folder to begin anew.
 scale: $(STAMP)
 	PATH="$(BIN):$$PATH" DS_ACCELERATOR=cpu OMP_NUM_THREADS=1 $(BIN)/python -m tests.distributed $(ARGS)
+
+# Each engine in an environment of its own below .cache/engines, which is removed after its run.
+engines: $(STAMP)
+	PATH="$(BIN):$$PATH" DS_ACCELERATOR=cpu $(BIN)/python -m tools.engines $(ARGS)
 
 compile-kernels: $(STAMP) $(call triton,$(TRITON))
 	env -u TRITON_INTERPRET PYTHONPATH="$(call triton,$(TRITON))" $(BIN)/python -m tools.compile_kernels $(ARGS)

@@ -30,7 +30,8 @@ ORDER = (
         "results",
     ),
     *("run_folder", "building", "fields", "arguments"),
-    *("kernels", "attention", "encodings", "models", "__init__", "methods", "data", "distributed", "checkpoint"),
+    *("kernels", "attention", "encodings", "engines", "models"),
+    *("__init__", "methods", "data", "distributed", "checkpoint"),
     *("config", "planning", "resilience", "scoring", "serving", "export", "training", "cli", "__main__"),
 )
 # Parallelism, adapters and trackers come to the model from outside.

@@ -1,13 +1,13 @@
 """Make a folder that loads where tape_ds is not installed, or a GGUF file for llama.cpp.
 
-    tape-ds export SOURCE OUT [--dtype bfloat16] [--name NAME] [--license ID] [--push NAME]
+    tape-ds export SOURCE OUT [--dtype bfloat16] [--name NAME] [--license ID] [--push NAME] [--check ENGINE...]
     tape-ds export SOURCE --gguf FILE [--gguf_type Q8_0]
 
 SOURCE is the folder of a run, its folder ``trained``, one of its checkpoints, or a TAPE model folder. A model with
 RoPE scaling that transformers knows becomes an ordinary Llama (Qwen2, Qwen3) folder; any other carries its code
 and loads with ``AutoModelForCausalLM.from_pretrained(OUT, trust_remote_code=True)``. README.md is the model card:
 read it before you publish the folder. ``--push`` uploads the folder to the Hugging Face hub, where it is private until
-you change that on its page.
+you change that on its page. ``--check`` refuses a folder that an engine would silently compute as another model.
 
 ``--gguf`` writes one file with weights, tokenizer and chat template, of a model that llama.cpp computes exactly; SOURCE
 may be any Llama, Qwen2 or Qwen3 folder then. OUT and ``--gguf`` may be given together.
@@ -15,11 +15,13 @@ may be any Llama, Qwen2 or Qwen3 folder then. OUT and ``--gguf`` may be given to
 
 import argparse
 import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tape_ds import checkpoint, paths
 from tape_ds.arguments import Parser, add_new_folder
+from tape_ds.engines import table
 from tape_ds.errors import Problem, collecting, command, raise_if_any
 
 if TYPE_CHECKING:
@@ -36,6 +38,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--name", help="of the model, in its card; default: the name of OUT, or of the GGUF file")
     parser.add_argument("--license", help="of the weights, as the hub names licences; default: the card has none")
     parser.add_argument("--push", metavar="NAME", help="upload the folder to the Hugging Face hub as this model")
+    engines = ", ".join(table.engines())
+    help = f"refuse what one of these would silently compute as another model: {engines}"
+    parser.add_argument("--check", nargs="+", metavar="ENGINE", default=[], help=help)
+    parser.add_argument("--check_anyway", action="store_true", help="write it all the same")
     group = parser.add_argument_group("GGUF")
     group.add_argument("--gguf", metavar="FILE", help="write this file, for llama.cpp")
     help = "of its matrices: F32, F16, BF16 or Q8_0; default: as the weights are stored, or as --dtype says"
@@ -49,10 +55,11 @@ def main(argv: list[str] | None = None) -> int:
     if options.license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.\-]*", options.license):
         remedy = "give an id in small letters, such as apache-2.0, llama3 or other"
         problems.append(Problem("--license", options.license, "not an id of a licence", remedy))
+    problems += table.check_names("--check", options.check)
     import torch
 
     from tape_ds.checkpoint import source_model
-    from tape_ds.export import folder, gguf_file, gguf_tokenizer
+    from tape_ds.export import config_json, folder, gguf_file, gguf_tokenizer
     from tape_ds.models.library_messages import quieten_libraries
 
     problems += gguf_tokenizer.check_choice(options.gguf_tokenizer)
@@ -61,6 +68,12 @@ def main(argv: list[str] | None = None) -> int:
         source = source_model.find(
             options.source, base_anyway=options.base_anyway, any_llama=options.out is None and options.gguf is not None
         )
+    served: Mapping[str, Any] | None = None
+    if options.out is not None and source is not None:
+        served = config_json.planned(source.config)
+        if not options.check_anyway:
+            known = [name for name in options.check if name in table.engines()]
+            problems += table.check_served("--check", known, served)
     dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
     planned = None
     if options.gguf is not None and source is not None:
@@ -77,7 +90,8 @@ def main(argv: list[str] | None = None) -> int:
     assert source is not None
 
     quieten_libraries()
-    if options.out is not None:
+    if served is not None:
+        print_engines(served, options.check)
         _write_folder(options, source, dtype)
     if planned is not None:
         numbers = gguf_file.write(planned, source, Path(options.gguf))
@@ -98,8 +112,12 @@ def _check_places(options: argparse.Namespace) -> list[Problem]:
         if not found and not out.resolve().parent.is_dir():
             found.append(Problem("out", options.out, "the folder around it does not exist", "make it first"))
         problems += found
-    elif options.push is not None:
-        problems.append(Problem("--push", options.push, "uploads a folder, and none is written", "name one: OUT"))
+    else:
+        if options.push is not None:
+            problems.append(Problem("--push", options.push, "uploads a folder, and none is written", "name one: OUT"))
+        if options.check:
+            wrong = "is asked of a folder, and none is written; what llama.cpp computes otherwise, no GGUF file holds"
+            problems.append(Problem("--check", " ".join(options.check), wrong, "name one: OUT"))
     if options.gguf is not None:
         file = Path(options.gguf)
         found = paths.check_new("--gguf", file)
@@ -122,16 +140,22 @@ def _check_places(options: argparse.Namespace) -> list[Problem]:
 
 def _write_folder(options: argparse.Namespace, source: "SourceModel", dtype: Any) -> None:
     from tape_ds.export import folder
-    from tape_ds.export.card import unread_by_llama_cpp
 
     out = Path(options.out)
     model = folder.write(source, out, options.name or out.resolve().name, options.license, dtype)
     plain = folder.is_plain(source)
     kind = "plain transformers" if plain else "with its own code, modeling_tape.py and what it imports"
     print(f"{out}: {type(model).__name__}, {model.num_parameters() / 1e6:,.2f} M parameters, {model.dtype}, {kind}")
-    if plain and (unread := unread_by_llama_cpp(model.config)):
-        print(unread)
     if source.result is None:
         print(f"model card without results: {source.without_result}")
     if options.push is not None:
         print(f"uploaded to {folder.push(options.push, out)}")
+
+
+def print_engines(served: Mapping[str, Any], checked: Collection[str]) -> None:
+    """Say what engines compute of the ``config.json`` that is to be written: of those that are checked, and in a line
+    each where one needs a flag or is silently wrong."""
+    print(f"other engines: {table.summary(served)}")
+    for verdict in table.verdicts(served):
+        if verdict.engine.name in checked or verdict.result in ("flag", "wrong"):
+            print(f"  {verdict}", flush=True)

@@ -12,8 +12,10 @@ from typing import Any
 from tape_ds import paths
 from tape_ds.cli import recipe_help
 from tape_ds.config import command_line, deepspeed_config, kinds, loading
+from tape_ds.config.extension import ExtensionRecipe
 from tape_ds.config.recipe import Recipe
 from tape_ds.distributed.rendezvous import report_failures
+from tape_ds.engines import table
 from tape_ds.errors import Problem, UserError, collecting, command, is_main_process, raise_if_any, redacted
 from tape_ds.models.loading import config_file, hub
 
@@ -59,6 +61,7 @@ def _memory(recipe: Recipe, config: Any) -> str:
 
 def describe(recipe: Recipe) -> str:
     """Return the plan as lines of ``name: value``, for ``--dry_run``."""
+    from tape_ds.export import config_json
     from tape_ds.planning import recipe_job
     from tape_ds.resilience import run_lock
     from tape_ds.training import compiled_ops, device, earlier_run, library_checks, model_config
@@ -70,6 +73,8 @@ def describe(recipe: Recipe) -> str:
     raise_if_any(problems)
     recipe = recipe_job.settle_here(recipe, config)
     lines = {"recipe": recipe.name, **recipe.outline()}
+    if config is not None and isinstance(recipe, ExtensionRecipe):
+        lines["served"] = f"after tape-ds export: {table.summary(config_json.planned(config))}"
     name = getattr(recipe.model, "model", None)  # a new model has none
     asked = name is not None and recipe.dry_run and config_file.is_on_hub(name)
     if asked and (why := hub.config(name).why_not):

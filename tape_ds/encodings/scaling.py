@@ -175,7 +175,7 @@ def check(parameters: Parameters) -> list[Problem]:
 def check_factor(parameters: Parameters, remedy: str = "give a number of at least 1") -> list[Problem]:
     """Return a factor below 1 that a recipe gives, which shortens the context. A published model may have it:
     transformers warns and computes it, and so does :func:`frequencies`."""
-    factor = parameters.get("factor")
+    factor: Any = parameters.get("factor")
     if type(factor) not in (int, float) or not 0 < factor < 1:
         return []
     return [Problem("rope_parameters.factor", factor, "too small", remedy)]

@@ -97,7 +97,7 @@ def read(config: Mapping[str, Any], name: str) -> TrainedRope:
     foreign, is_own = model_type not in OURS, model_type in OWN_TYPES
     place = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     stated = config.get(place) or {}
-    passed_over = {}
+    passed_over: dict[str, Any] = {}
     if foreign and isinstance(stated, Mapping) and isinstance(stated.get(FULL), Mapping):
         stated, passed_over = _of_layers_that_see_everything(stated)
     length = native_length(config)
@@ -192,7 +192,7 @@ def _sorted_out(given: Parameters, foreign: bool) -> tuple[dict[str, Any], dict[
     others = set() if foreign else set(given) - set(scaling.STANDARD)
     known = set(given) if rope_type in KEPT else of_type | others
     counting = {}
-    passed_over = {}
+    passed_over: dict[str, Any] = {}
     for key, value in given.items():
         without_effect = key in _WITHOUT_EFFECT and _WITHOUT_EFFECT[key] in (None, value)
         if without_effect or (foreign and key in OF_THE_CLASS):

@@ -13,17 +13,17 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub import ModelCard, ModelCardData
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 import tape_ds
 from tape_ds.checkpoint.source_model import SourceModel
 from tape_ds.data.sources.hub import HubDataset
 from tape_ds.data.sources.weights import specs_of
 from tape_ds.encodings.trained_rope import of_full
+from tape_ds.engines import pages
 from tape_ds.errors import redacted
-from tape_ds.export import ruler_scores
+from tape_ds.export import config_json, ruler_scores
 from tape_ds.markdown_table import markdown_table
-from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.loading import config_file, hub
 from tape_ds.numbers import summarise
 from tape_ds.results import Result
@@ -75,6 +75,7 @@ def text(source: SourceModel, model: PreTrainedModel, name: str, license: str | 
         "original_max_position_embeddings"
     )
     parameters = model.num_parameters()
+    served = config_json.planned(config)
     tables = {} if result is None else result_tables(result)
     evaluated, left_out = ruler_scores.evaluation_of(source)
     if evaluated is not None:
@@ -104,7 +105,7 @@ def text(source: SourceModel, model: PreTrainedModel, name: str, license: str | 
         str(_TEMPLATE),
         name=name,
         plain=plain,
-        older_names=isinstance(config, TapeConfig),
+        older_names="rope_theta" in served,
         kind=type(model).__name__.removesuffix("ForCausalLM"),
         record=record,
         base=base,
@@ -114,7 +115,7 @@ def text(source: SourceModel, model: PreTrainedModel, name: str, license: str | 
         length=f"{config.max_position_embeddings:,}",
         size=f"{parameters / 1e6:,.1f} M parameters" if parameters >= 1e6 else f"{parameters:,} parameters",
         has_tokenizer=source.has_tokenizer,
-        unread=unread_by_llama_cpp(model.config),
+        engines=pages.of_config(served),
         position_encoding=encoding_name,
         encoding=_encoding_table(source),
         names=summarise(record.names) if record is not None else "",
@@ -134,19 +135,6 @@ def shown(text: str) -> str:
 def commit_words(commit: Mapping[str, Any]) -> str:
     """Return a commit from :func:`tape_ds.results.commit` for people."""
     return f"commit {commit['hash'][:12]}" + (" with local changes" if commit["dirty"] else "")
-
-
-def unread_by_llama_cpp(config: PreTrainedConfig) -> str | None:
-    """Return a warning about a plain folder's RoPE settings that llama.cpp ignores silently."""
-    rope = of_full(config.rope_parameters or {})
-    defaults = {"beta_fast": 32, "beta_slow": 1, "truncate": True, "attention_factor": None}
-    unread = [name for name, value in defaults.items() if rope.get(name, value) not in (value, None)]
-    if rope.get("rope_type") != "yarn" or not unread:
-        return None
-    return (
-        f"llama.cpp converts it and computes other angles: it does not read {', '.join(unread)} (`beta_*` can be given "
-        "at run time, as its `yarn_beta_*`)."
-    )
 
 
 def _encoding_table(source: SourceModel) -> str:

@@ -20,7 +20,7 @@ from tape_ds import building, encodings, results
 from tape_ds.checkpoint.source_model import SourceModel
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.errors import Problem, UserError
-from tape_ds.export import card, model_code
+from tape_ds.export import card, config_json, model_code
 from tape_ds.models import convert, saving
 from tape_ds.models.loading import extendable
 from tape_ds.models.loading.hub import CONFIG
@@ -72,12 +72,8 @@ def write(
             # `transformers serve` takes the first architecture's class from transformers itself; its auto class is
             # there, and finds the folder's code
             written["architectures"].insert(0, "AutoModelForCausalLM")
-        elif not own_class:
-            # transformers 4 and converters made for it (older ones of llama.cpp and vLLM) read these names;
-            # transformers 5 reads both
-            scaling = dict(written["rope_parameters"])
-            written["rope_theta"] = scaling.pop("rope_theta")
-            written["rope_scaling"] = None if scaling["rope_type"] == "default" else scaling
+        else:
+            written = config_json.for_engines(written, type(model.config))
         (folder / CONFIG).write_text(json.dumps(written, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
         for file, text in code.items():

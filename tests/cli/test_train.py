@@ -8,9 +8,13 @@ import pytest
 from tape_ds import run_folder
 from tape_ds.cli import plan as tools_plan
 from tape_ds.cli import train
+from tape_ds.config import files
+from tape_ds.engines import forms
 from tape_ds.errors import UserError
+from tape_ds.export import config_json
 from tape_ds.planning import hardware, recipe_job
 from tape_ds.resilience import run_lock
+from tape_ds.training import model_config
 from tests.config import loads
 from tests.config.loads import extension as load
 
@@ -18,6 +22,29 @@ from tests.config.loads import extension as load
 def test_scaling_alone_needs_no_batch_that_divides():
     lines = train.describe(load(["--method", "yarn", "--max_steps", "-1"], world_size=3))
     assert "yarn, training nothing" in lines and "no DeepSpeed" in lines and "tokens a step" not in lines
+
+
+def test_the_plan_says_which_engines_will_serve_it():
+    """YaRN is written in the form that most of them read; another scaling, or a factor of its own, loses some."""
+    words = ["--recipe", "demo", "--method", "lora", "--position_options", "{}", "--dry_run"]
+    served = [
+        next(each for each in train.describe(load([*words, *more], world_size=1)).splitlines() if "served " in each)
+        for more in ([], ["--rope_parameters.attention_factor", "1.0"], ["--method", "tape+lora"])
+    ]
+    assert served[0].partition("; ")[0].endswith("right by vLLM, SGLang, LMDeploy, mlx-lm, OpenVINO, llama.cpp")
+    assert "SILENTLY WRONG in onnxruntime-genai" in served[0] and "refused by CTranslate2" in served[0]
+    assert served[1] != served[0] and "transformers with the folder's own code" in served[2]
+
+
+def test_shipped_recipes_use_the_form_of_yarn_that_most_engines_read():
+    seen = []
+    for name in files.recipes_of("extend_llama"):
+        config = model_config.known_config(load(["--recipe", name, "--dry_run"], world_size=1))
+        if config is not None:
+            form = forms.form_of(config_json.planned(config))
+            seen.append(form.scaling)
+            assert form.scaling != "yarn_exact_ramp" and set(form.traits) <= {form.scaling, "yarn_betas_unnamed"}, name
+    assert "yarn" in seen and "linear" in seen
 
 
 def line(recipe):
