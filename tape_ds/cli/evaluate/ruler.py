@@ -24,6 +24,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,17 +99,18 @@ def main(argv: list[str] | None = None) -> int:
 
     def ask_all() -> dict[str, Any]:
         from tape_ds.scoring import ruler
+        from tape_ds.scoring.questions import grouped
 
         model = found.load()
         cost = Cost(found.device)
-        texts = ruler_questions.by_text(questions)
+        texts = grouped(questions, attrgetter("task", "length", "text"))
         longest_first = sorted(texts, key=lambda asked: -len(asked[0].ids))
         ask = partial(answer, model, found.tokenizer(), options.chunk)
         answered = work.run_jobs([(asked[0].name, asked) for asked in longest_first], ask)
         replies = []
         for asked in texts:
-            for question, answer_to_it in zip(asked, answered[asked[0].name], strict=True):
-                replies.append(row(question, answer_to_it, shared))
+            for question, row in zip(asked, answered[asked[0].name], strict=True):
+                replies.append(placed(question, row, shared))
         figures = ruler.figures(replies, seed=options.seed, against=base_replies)
         room = {task: [each.room for each in drawn if each.questions[0].task == task] for task in tasks}
         figures |= {"haystack": source.spec, "not_asked": not_asked(tasks), "room": room}
@@ -240,8 +242,7 @@ def draw(
     """
     from tape_ds.data.sources import parse_all
     from tape_ds.scoring import ruler_questions
-    from tape_ds.scoring.ruler_generators import QA_FILES, Generators, NoQuestionError, hides_in_essays, keys_in_text
-    from tape_ds.scoring.ruler_texts import TooFewKeysError
+    from tape_ds.scoring.ruler_generators import QA_FILES, Generators, hides_in_essays, keys_in_text
 
     tasks = list(per_text)
     spec = options.haystack or ruler_questions.HAYSTACK
@@ -271,51 +272,29 @@ def draw(
     with collecting(problems, "--{}"):
         raise_if_any(ruler_questions.check(tasks, options.lengths, options.samples, tokenizer, texts, spec))
     raise_if_any(problems)  # before texts are made, which takes seconds for long ones
-    drawn = []
-    for task in tasks:
-        for tokens in options.lengths:
-            # with seed 0, the default, lm-eval's own seeds
-            keywords = {"chat": options.chat, "seed": options.seed or None, "per_text": per_text[task]}
-            try:
-                drawn.append(ruler_questions.draw(generators, task, tokenizer, tokens, options.samples, **keywords))
-            except NoQuestionError as error:
-                problem = ruler_questions.too_short(task, tokens, error)
-                problems.append(replace(problem, field="--lengths"))
-            except TooFewKeysError as error:
-                problem = ruler_questions.too_few_keys(task, per_text[task], error.keys, tokens)
-                problems.append(replace(problem, field="--questions_per_text"))
+    drawn: list[DrawnTask] = []
+    with collecting(problems, "--{}"):
+        form = {"chat": options.chat, "seed": options.seed or None}  # with seed 0, the default, lm-eval's own seeds
+        drawn = ruler_questions.draw_all(generators, per_text, tokenizer, options.lengths, options.samples, **form)
     raise_if_any(problems)
     return drawn, sources[0]
 
 
 def answer(model: Any, tokenizer: Any, chunk: int, asked: Sequence["RulerQuestion"]) -> list[dict[str, Any]]:
-    """Return the replies to the questions about a text, and their scores."""
-    from tape_ds.scoring import generation, models, replies, ruler_questions
-    from tape_ds.scoring.losses import bare, evaluating
+    """Return the rows of the questions about a text."""
+    from tape_ds.scoring import models, questions
+    from tape_ds.scoring.ruler_questions import RULER
 
-    ends = generation.ends_of(model, tokenizer)
-    causal_lm = bare(model)
-    first = asked[0]
-    reading: dict[str, Any] = {"new_tokens": first.new_tokens, "ends": ends, "chunk": chunk}
-    with models.used_at(model, first.length), evaluating(causal_lm):
-        if len(asked) == 1:
-            answered = [replies.reply(causal_lm, first.ids, **reading)]
-        else:
-            answered = replies.replies_sharing(causal_lm, [question.ids for question in asked], **reading)
-    rows = []
-    for question, ids in zip(asked, answered, strict=True):
-        reply = tokenizer.decode(ids, skip_special_tokens=True)
-        scored = ruler_questions.score(question.task, question.document, reply)
-        rows.append({"reply": reply, "score": scored})
-    return rows
+    with models.used_at(model, questions.tokens_needed(asked)):
+        return questions.answer(RULER, model, tokenizer, asked, chunk=chunk)
 
 
-def row(question: "RulerQuestion", answered: Mapping[str, Any], shared: bool) -> dict[str, Any]:
+def placed(question: "RulerQuestion", row: Mapping[str, Any], shared: bool) -> dict[str, Any]:
     """Return what is stored of a question and its reply."""
     place = {"task": question.task, "length": question.length, "question": question.number}
     if shared:
         place["text"] = question.text
-    return {**place, "tokens": len(question.ids), "answers": question.document["outputs"], **answered}
+    return {**place, **row}
 
 
 def tokens_read(asked: Sequence["RulerQuestion"]) -> int:
