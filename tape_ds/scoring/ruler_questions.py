@@ -85,7 +85,7 @@ def draw_all(
             except NoQuestionError as error:
                 problems.append(_too_short(task, length, error))
             except ruler_texts.TooFewKeysError as error:
-                problems.append(too_few_keys(task, count, error.keys, length))
+                problems.append(_too_few_keys(task, count, error.keys, length))
     raise_if_any(problems)
     return found
 
@@ -204,15 +204,19 @@ def score(task: str, document: Mapping[str, Any], reply: str) -> float:
 
 
 def check(
-    tasks: Sequence[str],
+    per_text: Mapping[str, int],
     lengths: Sequence[int],
     samples: int,
     tokenizer: "PreTrainedTokenizerBase",
     haystack: Sequence[str],
     haystack_spec: str,
 ) -> list[Problem]:
-    """Return problems of lengths and numbers that are visible before a question is drawn."""
+    """Return problems of lengths and numbers that are visible before one is drawn; ``per_text`` has the tasks."""
     problems = []
+    for task, count in per_text.items():
+        keys = ruler_generators.keys_in_text(task)
+        if keys < count:  # where it is infinite, it depends on the length
+            problems.append(_too_few_keys(task, count, int(keys)))
     if not 1 <= samples <= ruler_generators.SAMPLES:
         remedy = f"give 1 to {ruler_generators.SAMPLES}"
         problems.append(Problem("samples", samples, "not a number of questions that RULER has", remedy))
@@ -221,7 +225,7 @@ def check(
         if length < shortest:
             wrong = "RULER's texts are longer"
             problems.append(Problem("lengths", length, wrong, f"give {shortest} or more"))
-    if haystack and any(ruler_generators.hides_in_essays(task) for task in tasks):
+    if haystack and any(ruler_generators.hides_in_essays(task) for task in per_text):
         longest = max(lengths)
         text = " ".join(haystack)
         # more characters than any tokenizer puts into a token on average
@@ -237,7 +241,7 @@ def _too_short(task: str, length: int, error: NoQuestionError) -> Problem:
     return Problem("lengths", length, wrong, f"leave out {length_label(length)}, or leave {task} out of the tasks")
 
 
-def too_few_keys(task: str, asked: int, keys: int, tokens: int | None = None) -> Problem:
+def _too_few_keys(task: str, asked: int, keys: int, tokens: int | None = None) -> Problem:
     where = "" if tokens is None else f" at {length_label(tokens)}"
     wrong = f"a text of {task}{where} holds {keys} keys to ask about"
     remedy = f"give {keys} or less, or leave {task} out of the tasks"

@@ -79,11 +79,10 @@ def draw_ruler(
     texts = [document.text for document in source.documents("heldout")]
     problems: list[Problem] = []
     found = []
+    per_text = dict.fromkeys(tasks, 1)
     with collecting(problems, "ruler_{}"):
-        raise_if_any(ruler_questions.check(tasks, lengths, samples, tokenizer, texts, ruler_questions.HAYSTACK))
-        found = ruler_questions.draw_all(
-            Generators(lambda: texts), dict.fromkeys(tasks, 1), tokenizer, lengths, samples
-        )
+        raise_if_any(ruler_questions.check(per_text, lengths, samples, tokenizer, texts, ruler_questions.HAYSTACK))
+        found = ruler_questions.draw_all(Generators(lambda: texts), per_text, tokenizer, lengths, samples)
     raise_if_any(problems)
     return [question for drawn in found for question in drawn.questions]
 

@@ -22,7 +22,6 @@ command is started again. Exit codes: 0 done; 2 a mistake.
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -242,7 +241,7 @@ def draw(
     """
     from tape_ds.data.sources import parse_all
     from tape_ds.scoring import ruler_questions
-    from tape_ds.scoring.ruler_generators import QA_FILES, Generators, hides_in_essays, keys_in_text
+    from tape_ds.scoring.ruler_generators import QA_FILES, Generators, hides_in_essays
 
     tasks = list(per_text)
     spec = options.haystack or ruler_questions.HAYSTACK
@@ -264,13 +263,8 @@ def draw(
     if options.chat and tokenizer.chat_template is None:
         wrong = "the tokenizer has no chat template"
         problems.append(Problem("--chat", True, wrong, "leave it out, or name a --tokenizer that has one"))
-    for task in tasks:
-        if keys_in_text(task) < per_text[task]:  # of other tasks it depends on the length
-            keys = int(keys_in_text(task))
-            problem = ruler_questions.too_few_keys(task, per_text[task], keys)
-            problems.append(replace(problem, field="--questions_per_text"))
     with collecting(problems, "--{}"):
-        raise_if_any(ruler_questions.check(tasks, options.lengths, options.samples, tokenizer, texts, spec))
+        raise_if_any(ruler_questions.check(per_text, options.lengths, options.samples, tokenizer, texts, spec))
     raise_if_any(problems)  # before texts are made, which takes seconds for long ones
     drawn: list[DrawnTask] = []
     with collecting(problems, "--{}"):
