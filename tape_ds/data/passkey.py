@@ -4,7 +4,7 @@ Two published forms (Mohtashami and Jaggi 2023, arXiv:2305.16300, appendix) have
 key, filler, the question. ``longlora`` cuts its filler at any character (LongLoRA's and TAPE's evaluation); ``pose``
 repeats whole rounds of the sentences without a space between two rounds (PoSE's evaluation).
 
-- :func:`draw`: prompts with random keys and places, for the checks during a run.
+- :func:`draw`: questions with random keys and places, for the checks during a run.
 - :func:`grid`: every length with the key at every depth, for a heat map.
 - :func:`published`: the prompts of LongLoRA's ``passkey_retrivial.py`` and TAPE's ``eval_retrieval.py``: the same
   filler, keys and places. A nominal length is 3.75 characters a token there, rounded down to a multiple of 1,024; with
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tape_ds.data.prompting import prompt_ids
-from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
+from tape_ds.errors import Problem, UserError, collecting, did_you_mean, raise_if_any
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -49,25 +49,26 @@ FORMS: dict[str, Callable[[int], str]] = {
 
 
 @dataclass(frozen=True)
-class PasskeyPrompt:
+class PasskeyQuestion:
     """One prompt with its answer."""
 
-    length: int  # the most tokens that it may have with its reply
+    length: int  # the most tokens that it may have with its reply, or the nominal length of a published prompt
     trial: int
     key: int
     depth: float  # share of the filler before the key, 0 to 1
     text: str
     ids: tuple[int, ...]  # token ids, with what the tokenizer puts before a text (BOS, or nothing)
+    new_tokens: int = REPLY_TOKENS
 
 
 @dataclass(frozen=True)
-class PasskeyQuestion:
-    """A prompt that is written when it is asked: a long one takes many passes of the tokenizer."""
+class PlannedQuestion:
+    """A question that is written when it is asked: a long prompt takes many passes of the tokenizer."""
 
-    length: int  # tokens of prompt and reply together, or the nominal length of a published prompt
+    length: int
     depth: float | None  # share of the filler before the key; None where the protocol draws it
     trial: int
-    write: Callable[[], PasskeyPrompt]
+    write: Callable[[], PasskeyQuestion]
 
     @property
     def name(self) -> str:
@@ -77,25 +78,22 @@ class PasskeyQuestion:
 
 def draw(
     tokenizer: "PreTrainedTokenizerBase", lengths: Sequence[int], trials: int, seed: int, form: str = "longlora"
-) -> list[PasskeyPrompt]:
-    """Draw ``trials`` prompts of each length: keys uniform in 1 .. 50,000, their places uniform in the filler.
-    ``REPLY_TOKENS`` of a length are for the answer.
+) -> list[PasskeyQuestion]:
+    """Draw ``trials`` questions of each length: keys uniform in 1 .. 50,000, their places uniform in the filler.
 
-    A prompt depends on (seed, trial, length) alone.
+    A question depends on (seed, trial, length) alone.
     """
-    prompts: list[PasskeyPrompt] = []
+    questions: list[PasskeyQuestion] = []
     problems: list[Problem] = []
     for length in lengths:
-        for trial in range(trials):
-            generator = np.random.Generator(np.random.PCG64((seed, trial, length)))
-            key, depth = int(generator.integers(1, LARGEST_KEY, endpoint=True)), float(generator.random())
-            try:
-                prompts.append(write(tokenizer, length, key, depth, form, trial, REPLY_TOKENS))
-            except UserError as error:
-                problems += error.problems
-                break  # other keys of this length have the same problem
+        with collecting(problems):  # other keys of this length have the same problem
+            for trial in range(trials):
+                generator = np.random.Generator(np.random.PCG64((seed, trial, length)))
+                key = int(generator.integers(1, LARGEST_KEY, endpoint=True))
+                depth = float(generator.random())
+                questions.append(write(tokenizer, length, key, depth, form, trial, REPLY_TOKENS))
     raise_if_any(problems)
-    return prompts
+    return questions
 
 
 def grid(
@@ -107,7 +105,7 @@ def grid(
     seed: int,
     form: str,
     reply: int,
-) -> list[PasskeyQuestion]:
+) -> list[PlannedQuestion]:
     """Return ``trials`` questions at every length and depth; ``reply`` tokens of a length are for the answer.
 
     A key depends on (seed, trial, length, depth) alone.
@@ -124,8 +122,8 @@ def grid(
                 generator = np.random.Generator(np.random.PCG64((seed, trial, length, round(depth * 1_000_000))))
                 key = int(generator.integers(1, LARGEST_KEY, endpoint=True))
                 shortest = max(shortest, len(prompt_ids(text(form, 0, 0, key), tokenizer)) + reply)
-                prompt = partial(write, tokenizer, length, key, depth, form, trial, reply)
-                questions.append(PasskeyQuestion(length, depth, trial, prompt))
+                written = partial(write, tokenizer, length, key, depth, form, trial, reply)
+                questions.append(PlannedQuestion(length, depth, trial, written))
         if length < shortest:
             wrong = f"without any filler, prompt and reply have {shortest} tokens"
             problems.append(Problem("lengths", length, wrong, f"give {shortest} or more"))
@@ -137,26 +135,28 @@ def published(
     tokenizer: "PreTrainedTokenizerBase",
     lengths: Sequence[int] = PUBLISHED_LENGTHS,
     trials: int = PUBLISHED_TRIALS,
-) -> list[PasskeyQuestion]:
-    """Return the published questions: seeds 0 .. ``trials`` - 1 at each nominal length."""
+    *,
+    reply: int = REPLY_TOKENS,
+) -> list[PlannedQuestion]:
+    """Return the published questions: seeds 0 .. ``trials`` - 1 at each nominal length, which has no room for the
+    ``reply`` tokens."""
     characters = {length: int(3.75 * length) // 1024 * 1024 for length in lengths}
 
-    def ask(length: int, seed: int) -> PasskeyPrompt:
+    def ask(length: int, seed: int) -> PasskeyQuestion:
         # numpy's older generator, the place before the key, and keys below 50,000: as published
         random = np.random.RandomState(seed)
         before = int(random.randint(0, characters[length]))
         key = int(random.randint(1, LARGEST_KEY))
         prompt = text("longlora", before, characters[length] - before, key)
-        return PasskeyPrompt(
-            length, seed, key, before / characters[length], prompt, tuple(prompt_ids(prompt, tokenizer))
-        )
+        ids = tuple(prompt_ids(prompt, tokenizer))
+        return PasskeyQuestion(length, seed, key, before / characters[length], prompt, ids, reply)
 
     problems = [Problem("trials", trials, "too few", "give 1 or more")] if trials < 1 else []
     wrong = "3.75 characters a token, rounded down to a multiple of 1,024, leave no filler"
     problems += [Problem("lengths", length, wrong, "give 274 or more") for length in lengths if characters[length] == 0]
     raise_if_any(problems)
     return [
-        PasskeyQuestion(length, None, trial, partial(ask, length, trial))
+        PlannedQuestion(length, None, trial, partial(ask, length, trial))
         for length in lengths
         for trial in range(trials)
     ]
@@ -170,9 +170,9 @@ def write(
     form: str = "longlora",
     trial: int = 0,
     reply: int = 0,
-) -> PasskeyPrompt:
-    """Return the longest prompt of at most ``length - reply`` tokens; depth 0 puts the key before the filler, 1 after
-    it.
+) -> PasskeyQuestion:
+    """Return the question with the longest prompt of at most ``length - reply`` tokens; depth 0 puts the key before the
+    filler, 1 after it.
     """
     units = low = 0  # low: units of filler that fit
     high: int | None = None  # units that do not
@@ -181,7 +181,7 @@ def write(
         prompt = text(form, before, units - before, key)
         ids = prompt_ids(prompt, tokenizer)
         if len(ids) + reply <= length:
-            low, best = units, PasskeyPrompt(length, trial, key, depth, prompt, tuple(ids))
+            low, best = units, PasskeyQuestion(length, trial, key, depth, prompt, tuple(ids), reply)
         elif units == 0:
             wrong = f"without any filler prompt and reply have {len(ids) + reply} tokens"
             raise UserError(Problem("passkey_lengths", length, wrong, f"give {len(ids) + reply} or more"))

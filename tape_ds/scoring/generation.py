@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 
 from tape_ds.scoring import CHUNK
 from tape_ds.scoring.losses import bare, evaluating
-from tape_ds.scoring.replies import reads_in_pieces
+from tape_ds.scoring.replies import reads_in_pieces, until
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -64,11 +64,7 @@ def continue_prompts(
             )
     finally:
         causal_lm.generation_config = own_config
-    replies = []
-    for ids in out_BT[:, longest:].tolist():
-        end = next((place for place, token in enumerate(ids) if token in ends), len(ids))
-        replies.append(ids[:end])
-    return replies
+    return [list(until(ids, ends)) for ids in out_BT[:, longest:].tolist()]
 
 
 def ends_of(model: nn.Module, tokenizer: "PreTrainedTokenizerBase") -> list[int]:

@@ -74,6 +74,14 @@ def reply(
     return _continue(causal_lm, ids, cache, pieces, new_tokens, ends)
 
 
+def until(ids: Sequence[int], ends: Sequence[int]) -> Sequence[int]:
+    """Return the tokens in front of the first end."""
+    for place, token in enumerate(ids):
+        if token in ends:
+            return ids[:place]
+    return ids
+
+
 def shared_beginning(prompts: Sequence[Sequence[int]]) -> int:
     """Return how many tokens all prompts begin with, at most all but the last one of the shortest."""
     shortest = min(len(ids) for ids in prompts)

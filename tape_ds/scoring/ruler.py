@@ -52,7 +52,7 @@ def figures(
     Args:
         replies: plain mappings with ``task``, ``length``, ``score``, ``tokens`` of the prompt, and more, in order.
         seed: of the resampling.
-        against: replies of another model, for the differences.
+        against: replies of another model to some of these tasks and lengths, the same questions, for the differences.
     """
     scores = scores_of(replies)
     lengths = sorted({length for _, length in scores})
@@ -107,9 +107,9 @@ def figures(
 def differences(scores: Scores, base: Scores, seed: int) -> list[dict[str, Any]]:
     """Return how much more a model scores than another at each length that both were asked, over the tasks of both.
 
-    Texts about which both were asked are resampled together.
+    Where both were asked a task at a length, they were asked the same questions. Texts are resampled together.
     """
-    common = {key for key in scores if key in base and _sizes(scores[key]) == _sizes(base[key])}
+    common = scores.keys() & base.keys()
     gains: Scores = {}
     for key in sorted(common):
         gains[key] = []

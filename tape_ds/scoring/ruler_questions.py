@@ -14,9 +14,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tape_ds.data.prompting import prompt_ids
-from tape_ds.errors import Problem
+from tape_ds.errors import Problem, raise_if_any
 from tape_ds.numbers import length as length_label
-from tape_ds.scoring import ruler_generators, ruler_texts
+from tape_ds.scoring import generation, ruler, ruler_generators, ruler_texts
+from tape_ds.scoring.questions import Kind, Row
 from tape_ds.scoring.ruler_generators import Generators, NoQuestionError
 
 if TYPE_CHECKING:
@@ -57,6 +58,36 @@ class DrawnTask:
     questions: tuple[RulerQuestion, ...]
     room: int
     """Tokens of the longest prompt besides those that lm-eval measures."""
+
+
+def draw_all(
+    generators: Generators,
+    per_text: Mapping[str, int],
+    tokenizer: "PreTrainedTokenizerBase",
+    lengths: Sequence[int],
+    samples: int,
+    *,
+    chat: bool = False,
+    seed: int | None = None,
+) -> list[DrawnTask]:
+    """Return the questions of every task at every length; ``per_text`` has the tasks. See :func:`draw`.
+
+    Raises:
+        UserError: with a problem for each task and length of which no question fits, or too few about a text.
+    """
+    found = []
+    problems = []
+    for task, count in per_text.items():
+        for length in lengths:
+            try:
+                drawn = draw(generators, task, tokenizer, length, samples, chat=chat, seed=seed, per_text=count)
+                found.append(drawn)
+            except NoQuestionError as error:
+                problems.append(_too_short(task, length, error))
+            except ruler_texts.TooFewKeysError as error:
+                problems.append(_too_few_keys(task, count, error.keys, length))
+    raise_if_any(problems)
+    return found
 
 
 def draw(
@@ -113,12 +144,26 @@ def _about(
     return ruler_texts.questions_about(document, generators.needle, count, chosen)
 
 
-def by_text(questions: Sequence[RulerQuestion]) -> list[tuple[RulerQuestion, ...]]:
-    """Return the questions of each text together."""
-    found: dict[tuple[str, int, int], list[RulerQuestion]] = {}
-    for question in questions:
-        found.setdefault((question.task, question.length, question.text), []).append(question)
-    return [tuple(asked) for asked in found.values()]
+def row(question: RulerQuestion, ids: Sequence[int], tokenizer: Any) -> Row:
+    reply = tokenizer.decode(ids, skip_special_tokens=True)
+    asked = {"tokens": len(question.ids), "answers": question.document["outputs"]}
+    return {**asked, "reply": reply, "score": score(question.task, question.document, reply)}
+
+
+def counts(rows: Sequence[Row]) -> Row:
+    total = sum(each["score"] for each in rows)
+    low, high = ruler.wilson(total, len(rows))
+    return {"samples": len(rows), "score": total / len(rows), "low": low, "high": high}
+
+
+RULER = Kind(
+    announced="{} questions of RULER",
+    cell=("task", "length"),
+    ends=generation.ends_of,
+    row=row,
+    counts=counts,
+    asked=("answers",),
+)
 
 
 def prompts(
@@ -159,15 +204,19 @@ def score(task: str, document: Mapping[str, Any], reply: str) -> float:
 
 
 def check(
-    tasks: Sequence[str],
+    per_text: Mapping[str, int],
     lengths: Sequence[int],
     samples: int,
     tokenizer: "PreTrainedTokenizerBase",
     haystack: Sequence[str],
     haystack_spec: str,
 ) -> list[Problem]:
-    """Return problems of lengths and numbers that are visible before a question is drawn."""
+    """Return problems of lengths and numbers that are visible before one is drawn; ``per_text`` has the tasks."""
     problems = []
+    for task, count in per_text.items():
+        keys = ruler_generators.keys_in_text(task)
+        if keys < count:  # where it is infinite, it depends on the length
+            problems.append(_too_few_keys(task, count, int(keys)))
     if not 1 <= samples <= ruler_generators.SAMPLES:
         remedy = f"give 1 to {ruler_generators.SAMPLES}"
         problems.append(Problem("samples", samples, "not a number of questions that RULER has", remedy))
@@ -176,7 +225,7 @@ def check(
         if length < shortest:
             wrong = "RULER's texts are longer"
             problems.append(Problem("lengths", length, wrong, f"give {shortest} or more"))
-    if haystack and any(ruler_generators.hides_in_essays(task) for task in tasks):
+    if haystack and any(ruler_generators.hides_in_essays(task) for task in per_text):
         longest = max(lengths)
         text = " ".join(haystack)
         # more characters than any tokenizer puts into a token on average
@@ -187,12 +236,12 @@ def check(
     return problems
 
 
-def too_short(task: str, length: int, error: NoQuestionError) -> Problem:
+def _too_short(task: str, length: int, error: NoQuestionError) -> Problem:
     wrong = f"too short for {task} with this tokenizer ({error})"
     return Problem("lengths", length, wrong, f"leave out {length_label(length)}, or leave {task} out of the tasks")
 
 
-def too_few_keys(task: str, asked: int, keys: int, tokens: int | None = None) -> Problem:
+def _too_few_keys(task: str, asked: int, keys: int, tokens: int | None = None) -> Problem:
     where = "" if tokens is None else f" at {length_label(tokens)}"
     wrong = f"a text of {task}{where} holds {keys} keys to ask about"
     remedy = f"give {keys} or less, or leave {task} out of the tasks"

@@ -48,6 +48,7 @@ def summary(figures: Mapping[str, Any]) -> str:
     for row in figures.get("differences", ()):
         spread = f"{row['low']:+.1%} to {row['high']:+.1%}"
         lines.append(f"- {length_label(row['length'])}: {row['difference']:+.1%} ({spread}) from {figures['against']}")
+    lines += [f"- Not compared with {figures['against']}: {each}" for each in figures.get("not_compared", ())]
     tasks = max(each["tasks"] for each in figures["lengths"])
     lines.append(f"- Asked: {tasks} of RULER's 13 tasks, essays from {figures['haystack']}")
     if "questions_per_text" in figures:

@@ -1,8 +1,9 @@
-"""Scores within the run that trains: held-out documents (loss by position, perplexity by length), and passkeys.
+"""Scores within the run that trains: held-out documents (loss by position, perplexity by length).
 
-For loss by position and passkeys two models are scored before training, from the same weights: ``untouched`` (the base
-model, its own RoPE parameters) and ``untrained`` (RoPE scaled by the recipe, which the TAPE model equals at step 0).
-Jobs, one per variant and document, per block of a length, or per prompt, are shared among the ranks.
+For loss by position, and the questions of :mod:`tape_ds.training.retrieval`, two models are scored before training,
+from the same weights: ``untouched`` (the base model, its own RoPE parameters) and ``untrained`` (RoPE scaled by the
+recipe, which the TAPE model equals at step 0). Jobs, one per variant and document, or per block of a length, are shared
+among the ranks.
 """
 
 import contextlib
@@ -14,16 +15,13 @@ from typing import Any, TypeAlias
 
 from peft import PeftModel
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerState
+from transformers import TrainerCallback, TrainerState
 
 from tape_ds import encodings, storage
-from tape_ds.data.passkey import PasskeyPrompt
 from tape_ds.distributed.distributed_map import distributed_map
 from tape_ds.models.llama import TapeForCausalLM, evaluated_at, positions_of
 from tape_ds.models.loading import extendable
-from tape_ds.scoring import passkey
 from tape_ds.scoring.losses import Perplexity, bare, score_blocks, score_spans
-from tape_ds.scoring.passkey import Passkey
 from tape_ds.scoring.span_losses import SpanLosses
 
 Model: TypeAlias = extendable.Model | PeftModel
@@ -33,8 +31,6 @@ position state left as it started, or None for the model as it is."""
 Variants: TypeAlias = Mapping[str, Variant]
 Scores: TypeAlias = dict[str, dict[str, SpanLosses]]
 """variant -> document -> losses."""
-Found: TypeAlias = dict[str, list[Passkey]]
-"""variant -> replies by length."""
 
 
 @dataclass(frozen=True)
@@ -134,33 +130,6 @@ def loss_by_position(
     return ScoredAround(announcement, before, after, file, measure, questions, read_scores, write_scores, show)
 
 
-def passkey_retrieval(
-    prompts: list[PasskeyPrompt],
-    tokenizer: PreTrainedTokenizerBase,
-    before: Variants,
-    after: Variants,
-    file: Path,
-    show: Callable[[Found], None] | None = None,
-) -> ScoredAround:
-    """Return the callback that asks for the passkeys that ``prompts`` hide."""
-
-    def measure(model: Model, variants: Variants) -> Found:
-        found: Found = {name: [] for name in variants}
-        for name, variant in variants.items():
-            for length in sorted({prompt.length for prompt in prompts}):
-                asked = [prompt for prompt in prompts if prompt.length == length]
-                with computing_as(model, variant, length):
-                    found[name] += passkey.score(model, tokenizer, asked, each=distributed_map)
-        return found
-
-    def questions(found: list[Passkey]) -> Any:
-        return [(part.length, [(each.trial, each.key, each.depth) for each in part.replies]) for part in found]
-
-    lengths = ", ".join(f"{length:,}" for length in sorted({prompt.length for prompt in prompts}))
-    announcement = ("asking", f"for {len(prompts)} passkeys in prompts of {lengths} tokens")
-    return ScoredAround(announcement, before, after, file, measure, questions, read_passkeys, write_passkeys, show)
-
-
 def score_variants(model: Model, documents: Sequence[EvalDocument], variants: Variants, span: int) -> Scores:
     """Score every document under every variant; every rank must call it and gets all results. Under ZeRO-3 documents
     have equal lengths, since all ranks gather the same weights together."""
@@ -235,20 +204,3 @@ def perplexities(
 def read_perplexities(path: Path) -> dict[int, Perplexity]:
     plain = json.loads(path.read_text()) if path.exists() else {}
     return {int(length): Perplexity.from_dict(found) for length, found in plain.items()}
-
-
-def passkey_rows(found: Found) -> list[dict[str, Any]]:
-    return [{"variant": variant, **each.to_dict()} for variant, part in found.items() for each in part]
-
-
-def write_passkeys(path: Path, found: Found) -> None:
-    storage.write_json(path, passkey_rows(found))
-
-
-def read_passkeys(path: Path) -> Found:
-    """Return stored replies; empty if there are none, or if they name no variant (as older runs stored them)."""
-    found: Found = {}
-    for row in json.loads(path.read_text()) if path.exists() else []:
-        if "variant" in row:
-            found.setdefault(row["variant"], []).append(Passkey.from_dict(row))
-    return found

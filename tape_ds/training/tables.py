@@ -10,7 +10,6 @@ from rich.table import Table
 
 from tape_ds.errors import redacted
 from tape_ds.scoring.losses import Perplexity
-from tape_ds.scoring.passkey import Passkey
 from tape_ds.scoring.span_losses import SpanLosses
 
 FEW = 4
@@ -63,7 +62,7 @@ def print_perplexity(scores: Mapping[int, Perplexity], window: int) -> None:
     _print(table)
 
 
-def print_passkeys(found: Mapping[str, Iterable[Passkey]], native_length: int, unit: str = "native") -> None:
+def print_passkeys(found: Mapping[str, Iterable[Mapping[str, Any]]], native_length: int, unit: str = "native") -> None:
     """Print a row per variant and length, beyond the native length in bold, with a few wrong replies. ``unit`` names
     that length: a run's is its base's, an evaluation's the model's own."""
     table = Table(title="passkeys found", title_justify="left")
@@ -73,11 +72,17 @@ def print_passkeys(found: Mapping[str, Iterable[Passkey]], native_length: int, u
     table.add_column("replied instead")
     for variant, part in found.items():
         for each in part:
-            bold = "[bold]" if each.length > native_length else ""
-            wrong = [f"{miss.reply!r} for {miss.key} at {miss.depth:.0%}" for miss in each.replies if not miss.correct]
+            length = each["length"]
+            bold = "[bold]" if length > native_length else ""
+            wrong = []
+            for reply in each["replies"]:
+                if not reply["right"]:
+                    text = str(reply["reply"])  # a stored result returns the words nan and inf as numbers
+                    wrong.append(f"{text!r} for {reply['key']} at {reply['depth']:.0%}")
             wrong = wrong if len(wrong) <= FEW else [*wrong[: FEW - 1], f"and {len(wrong) - FEW + 1} more"]
-            sizes = f"{each.length:,}", f"{each.length / native_length:.2g}"
-            table.add_row(escape(variant), *sizes, f"{bold}{each.correct} of {each.trials}", escape("\n".join(wrong)))
+            sizes = f"{length:,}", f"{length / native_length:.2g}"
+            found_of = f"{bold}{each['correct']} of {each['trials']}"
+            table.add_row(escape(variant), *sizes, found_of, escape("\n".join(wrong)))
         table.add_section()
     _print(table)
 

@@ -1,14 +1,16 @@
 """Passkey retrieval: greedy replies from the cache, right or wrong by their first integer, ranks kept in step."""
 
-import json
+from dataclasses import replace
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
 from tape_ds import results
-from tape_ds.data.passkey import REPLY_TOKENS, PasskeyPrompt, draw
-from tape_ds.scoring.passkey import Passkey, Reply, score
+from tape_ds.data.passkey import REPLY_TOKENS, PasskeyQuestion, draw
+from tape_ds.scoring.passkey import PASSKEYS
+from tape_ds.scoring.questions import answer, grouped
+from tape_ds.training import tables
 from tests.data.letters import Letters
 from tests.models.helpers import tiny_model, tokens
 from tests.scoring.readers import Reader
@@ -22,16 +24,20 @@ class Numbers(Letters):
         return " ".join(map(str, ids))
 
 
-def prompt(length=40, seed=0, short_by=0):
+def prompt(length=40, seed=0, short_by=0, new_tokens=REPLY_TOKENS):
     torch.manual_seed(seed)
     ids = tuple(tokens(1, length - short_by)[0].tolist())
-    return PasskeyPrompt(length, seed, key=5, depth=0.5, text="", ids=ids)
+    return PasskeyQuestion(length, seed, key=5, depth=0.5, text="", ids=ids, new_tokens=new_tokens)
+
+
+def asked_in_a_run(model, tokenizer, question, **options):
+    (row,) = answer(PASSKEYS, model, tokenizer, [question], stop=False, **options)
+    return row
 
 
 def replied(model, asked, **options):
     """The ids of the one reply."""
-    (found,) = score(model, Numbers(), [asked], **options)
-    return [int(part) for part in found.replies[0].reply.split()]
+    return [int(part) for part in asked_in_a_run(model, Numbers(), asked, **options)["reply"].split()]
 
 
 def generated(model, asked):
@@ -73,9 +79,9 @@ def watched():
 def test_without_a_cache_the_replies_are_the_same(encoding, watched):
     model = tiny_model(encoding=encoding)
     calls, logits = watched(model)
-    with_cache = [replied(model, prompt(seed=seed), chunk=16, new_tokens=5) for seed in range(3)]
+    with_cache = [replied(model, prompt(seed=seed, new_tokens=5), chunk=16) for seed in range(3)]
     cached, calls[:], logits[:] = list(logits), [], []
-    assert with_cache == [replied(model, prompt(seed=seed), use_cache=False, new_tokens=5) for seed in range(3)]
+    assert with_cache == [replied(model, prompt(seed=seed, new_tokens=5), use_cache=False) for seed in range(3)]
     assert all(len(ids) == 5 for ids in with_cache)
     assert calls.count("model") == 3 * 5, "the whole text, for every new token"
     # 40 tokens are 3 pieces, of which the last one gives a token
@@ -87,7 +93,7 @@ def test_what_is_not_exact_in_pieces_is_read_in_one(watched):
     """Dynamic scaling takes its base from the call that begins a text; a foreign model promises nothing."""
     for model in (tiny_model(encoding="rope dynamic"), tiny_llama()):
         calls, _ = watched(model)
-        score(model, Numbers(), [prompt()], chunk=7)
+        asked_in_a_run(model, Numbers(), prompt(), chunk=7)
         assert calls.count("model") == REPLY_TOKENS
 
 
@@ -101,7 +107,7 @@ def test_all_prompts_of_a_length_call_the_same_modules(watched):
         calls.clear()
         ended = Numbers()
         ended.eos_token_id = replied(model, asked)[0]
-        score(model, ended, [asked], chunk=32)
+        asked_in_a_run(model, ended, asked, chunk=32)
         found.append(list(calls[len(calls) // 2 :]))
     assert found[0] == found[1] == found[2] and found[0]
 
@@ -109,12 +115,27 @@ def test_all_prompts_of_a_length_call_the_same_modules(watched):
 def test_an_oracle_finds_every_key_and_a_short_sight_none():
     """The whole way, from drawn prompts through pieces to counts. The question hides what a short sight could see."""
     prompts = draw(Letters(), [2000, 1000], 3, seed=4)
-    oracle = score(Reader(10_000), Letters(), prompts, chunk=300)
-    assert [(found.length, found.trials, found.correct) for found in oracle] == [(1000, 3, 3), (2000, 3, 3)]
-    assert oracle[0].replies[0].reply.startswith(f" {prompts[3].key}.")
-    blind = score(Reader(100), Letters(), [each for each in prompts if each.depth < 0.9], chunk=300)
-    assert [found.accuracy for found in blind] == [0.0, 0.0]
-    assert {reply.reply for found in blind for reply in found.replies} == {""}, "text after the end is no reply"
+    of_length = grouped(prompts, lambda each: each.length)
+
+    def found(model, asked):
+        return [asked_in_a_run(model, Letters(), each, chunk=300) for each in asked]
+
+    oracle = [found(Reader(10_000), asked) for asked in of_length]
+    assert [PASSKEYS.counts(rows) for rows in oracle] == [{"trials": 3, "correct": 3, "accuracy": 1.0}] * 2
+    assert [rows[0]["tokens"] for rows in oracle] == [1990, 990]
+    assert oracle[1][0]["reply"].startswith(f" {prompts[3].key}.")
+    blind = [found(Reader(100), [each for each in asked if each.depth < 0.9]) for asked in of_length]
+    assert [PASSKEYS.counts(rows)["accuracy"] for rows in blind] == [0.0, 0.0]
+    assert {row["reply"] for rows in blind for row in rows} == {""}, "text after the end is no reply"
+
+
+def test_a_reply_that_stops_at_its_end_has_the_same_row():
+    """A command's replies end there; a run's are read on, for ranks that share weights."""
+    model, ended = tiny_model(), Numbers()
+    ended.eos_token_id = replied(model, prompt())[4]
+    row = asked_in_a_run(model, ended, prompt())
+    assert len(row["reply"].split()) < REPLY_TOKENS
+    assert answer(PASSKEYS, model, ended, [prompt()]) == [row]
 
 
 @pytest.mark.parametrize(
@@ -129,20 +150,29 @@ def test_an_oracle_finds_every_key_and_a_short_sight_none():
     ],
 )
 def test_the_first_integer_decides(reply, right):
-    assert Reply(0, 100, 0.5, 12345, reply).correct is right
+    question = replace(prompt(length=100), key=12345)
+    assert PASSKEYS.row(question, [ord(letter) for letter in reply], Letters())["right"] is right
 
 
-def test_json_round_trip_and_sums():
-    found = Passkey(4096, (Reply(0, 4096, 0.25, 7, " 7.", True), Reply(1, 4095, 0.75, 8, " no", False)))
-    stored = json.loads(json.dumps(found.to_dict()))
-    assert (stored["trials"], stored["correct"], stored["accuracy"]) == (2, 1, 0.5)
-    assert Passkey.from_dict(stored) == found
-    for each in stored["replies"]:
-        del each["same_ids"]
-    assert [each.same_ids for each in Passkey.from_dict(stored).replies] == [None, None], "of older results"
+def row_of(reply, **fields):
+    question = replace(prompt(length=64), key=7, **fields)
+    return PASSKEYS.row(question, [ord(letter) for letter in reply], Letters())
 
 
-def test_a_reply_that_reads_like_a_number_that_is_none(tmp_path):
-    found = Passkey(64, tuple(Reply(trial, 64, 0.5, 7, text) for trial, text in enumerate(("nan", "-inf", "inf"))))
-    path = results.save(results.collect().finish({"passkeys": [found.to_dict()]}), tmp_path / "a.json")
-    assert Passkey.from_dict(results.load(path).figures["passkeys"][0]) == found
+def test_what_is_stored_of_a_reply():
+    rows = [row_of(" 7.", trial=0, depth=0.25), row_of(" no", trial=1, depth=0.75)]
+    assert rows == [
+        {"trial": 0, "tokens": 64, "depth": 0.25, "key": 7, "reply": " 7.", "same_ids": True, "right": True},
+        {"trial": 1, "tokens": 64, "depth": 0.75, "key": 7, "reply": " no", "same_ids": False, "right": False},
+    ]
+    assert PASSKEYS.counts(rows) == {"trials": 2, "correct": 1, "accuracy": 0.5}
+
+
+def test_a_reply_that_reads_like_a_number_that_is_none(tmp_path, capsys):
+    rows = [row_of(text) for text in ("nan", "-inf", "inf")]
+    del rows[2]["same_ids"]  # as in older results
+    found = {"length": 64, **PASSKEYS.counts(rows), "replies": rows}
+    path = results.save(results.collect(command=["a"]).finish({"passkeys": [found]}), tmp_path / "a.json")
+    tables.print_passkeys({"one": results.load(path).figures["passkeys"]}, 64)
+    shown = capsys.readouterr().out
+    assert all(f"'{text}' for 7 at 50%" in shown for text in ("nan", "-inf", "inf"))

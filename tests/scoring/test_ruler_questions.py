@@ -69,11 +69,11 @@ def test_scores_are_lm_evals():
 
 
 def test_a_haystack_has_as_many_tokens_as_the_longest_length():
-    tasks, words = ["niah_single_2", "vt"], ["word " * 1500]
+    tasks, words = {"niah_single_2": 1, "vt": 1}, ["word " * 1500]
     assert ruler_questions.check(tasks, [1024], 5, tokenizer(), words, "text:a") == []
     (problem,) = ruler_questions.check(tasks, [1024, 2048], 5, tokenizer(), words, "text:a")
     assert (problem.field, problem.value) == ("haystack", "text:a") and "1,500 tokens" in problem.wrong
-    assert ruler_questions.check(["vt"], [2048], 5, tokenizer(), words, "text:a") == []
+    assert ruler_questions.check({"vt": 1}, [2048], 5, tokenizer(), words, "text:a") == []
 
 
 def test_a_fingerprint_names_the_questions():

@@ -3,6 +3,7 @@
 import pytest
 
 from tape_ds.scoring import ruler_generators, ruler_questions, ruler_texts
+from tape_ds.scoring.questions import grouped
 from tape_ds.scoring.ruler_texts import TooFewKeysError
 from tests.scoring.ruler_tokenizers import tokenizer
 from tests.scoring.test_ruler_generators import generators
@@ -51,7 +52,7 @@ def test_questions_about_a_text(task, chat):
     assert [question.number for question in drawn.questions] == list(range(7))
     own = generators().draw(task, tokenizer(begin=True), 2048, 2, room=drawn.room)
     texts = [question.document["input"].rpartition("\n")[0] for question in drawn.questions]
-    for asked, document in zip(ruler_questions.by_text(drawn.questions), own, strict=True):
+    for asked, document in zip(grouped(drawn.questions, lambda each: each.text), own, strict=True):
         assert asked[0].document == document, "the first question is lm-eval's own"
         assert len({question.document["gen_prefix"] for question in asked}) == len(asked)
         for question in asked:

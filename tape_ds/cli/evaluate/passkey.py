@@ -28,9 +28,8 @@ from tape_ds.errors import Problem, collecting, command, is_main_process, raise_
 from tape_ds.scoring import CHUNK
 
 if TYPE_CHECKING:
-    from tape_ds.data.passkey import PasskeyQuestion
+    from tape_ds.data.passkey import PlannedQuestion
     from tape_ds.scoring.models import FoundModel
-    from tape_ds.scoring.passkey import Reply
     from tape_ds.scoring.resumable import Evaluation
 
 NAME = "passkey"
@@ -49,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
     from tape_ds.scoring import heat_maps, models, resumable
 
     found = models.find(options, problems)
-    questions = prepare(options, found, problems)
+    plans = prepare(options, found, problems)
     work = resumable.Evaluation(
         NAME,
         resumable.folder(options.output, found),
@@ -60,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     models.print_notes(found, options.lengths)
     return work.run(
-        partial(ask_all, options, found, questions, work),
+        partial(ask_all, options, found, plans, work),
         partial(show, options, found, work.folder),
         overwrite=options.overwrite,
         tables=heat_maps.files(work.folder, NAME),
@@ -68,57 +67,54 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def ask_all(
-    options: argparse.Namespace, found: "FoundModel", questions: Sequence["PasskeyQuestion"], work: "Evaluation"
+    options: argparse.Namespace, found: "FoundModel", plans: Sequence["PlannedQuestion"], work: "Evaluation"
 ) -> dict[str, Any]:
     """Load the model, and return the figures of its replies."""
     from tape_ds.scoring import replies
-    from tape_ds.scoring.passkey import Reply
     from tape_ds.scoring.resumable import Cost
 
     if is_main_process():
-        print(announcement(options, len(questions)), flush=True)
+        print(announcement(options, len(plans)), flush=True)
     model = found.load()
     cost = Cost(found.device)
     if options.use_cache and not replies.reads_in_pieces(model) and is_main_process():
         print("prompts are read in one piece: for this model pieces may give other numbers", flush=True)
-    longest_first = sorted(questions, key=lambda question: -question.length)
+    longest_first = sorted(plans, key=lambda plan: -plan.length)
     ask = partial(answer, options, model, found.tokenizer())
-    answered = work.run_jobs([(question.name, question) for question in longest_first], ask)
-    rows = []
-    for question in questions:
-        rows.append((question.length, question.depth, Reply(**answered[question.name])))
-    return {"form": options.form, **count(rows), "cost": cost.taken(prompt_tokens=sum(row[2].tokens for row in rows))}
+    answered = work.run_jobs([(plan.name, plan) for plan in longest_first], ask)
+    rows = [(plan.length, plan.depth, answered[plan.name]) for plan in plans]
+    tokens = sum(row["tokens"] for *_, row in rows)
+    return {"form": options.form, **count(rows), "cost": cost.taken(prompt_tokens=tokens)}
 
 
-def answer(options: argparse.Namespace, model: Any, tokenizer: Any, question: "PasskeyQuestion") -> dict[str, Any]:
-    """Return the reply to one question."""
-    from tape_ds.scoring import models, passkey
+def answer(options: argparse.Namespace, model: Any, tokenizer: Any, plan: "PlannedQuestion") -> dict[str, Any]:
+    """Return the row of one question."""
+    from tape_ds.scoring import models, questions
+    from tape_ds.scoring.passkey import PASSKEYS
 
-    prompt = question.write()
-    # a nominal length may be less than the tokens
-    tokens = max(question.length, len(prompt.ids) + options.new_tokens)
-    reading = {name: vars(options)[name] for name in ("chunk", "new_tokens", "use_cache")}
-    with models.used_at(model, tokens):
-        (answered,) = passkey.score(model, tokenizer, [prompt], **reading)
-    return vars(answered.replies[0])
+    asked = [plan.write()]
+    reading = {"chunk": options.chunk, "use_cache": options.use_cache}
+    with models.used_at(model, questions.tokens_needed(asked)):
+        (row,) = questions.answer(PASSKEYS, model, tokenizer, asked, **reading)
+    return row
 
 
-def count(rows: Sequence[tuple[int, float | None, "Reply"]]) -> dict[str, Any]:
-    """Return the counts of replies, each with its length and depth: by both, and by length."""
-    from tape_ds.scoring.passkey import Passkey
+def count(rows: Sequence[tuple[int, float | None, dict[str, Any]]]) -> dict[str, Any]:
+    """Return the counts of rows, each with its length and depth: by both, and by length."""
+    from tape_ds.scoring.passkey import counts
 
     cells = []
     for nominal, depth in sorted({(nominal, depth) for nominal, depth, _ in rows}):
-        own = [reply for *place, reply in rows if place == [nominal, depth]]
-        known = all(reply.same_ids is not None for reply in own)
+        own = [row for *place, row in rows if place == [nominal, depth]]
+        known = all(row["same_ids"] is not None for row in own)
         cell = {"length": nominal, "depth": depth, "trials": len(own)}
-        cell["correct"] = sum(reply.correct for reply in own)
-        cell["correct_ids"] = sum(bool(reply.same_ids) for reply in own) if known else None
-        cells.append(cell | {"mean_tokens": statistics.fmean(reply.tokens for reply in own)})
+        cell["correct"] = sum(row["right"] for row in own)
+        cell["correct_ids"] = sum(row["same_ids"] for row in own) if known else None
+        cells.append(cell | {"mean_tokens": statistics.fmean(row["tokens"] for row in own)})
     by_length = []
     for nominal in sorted({nominal for nominal, *_ in rows}):
-        own = [reply for of, _, reply in rows if of == nominal]
-        by_length.append(Passkey(nominal, tuple(own)).to_dict())
+        own = [row for of, _, row in rows if of == nominal]
+        by_length.append({"length": nominal, **counts(own), "replies": own})
     return {"cells": cells, "passkeys": by_length}
 
 
@@ -135,15 +131,14 @@ def announcement(options: argparse.Namespace, total: int) -> str:
 def show(options: argparse.Namespace, found: "FoundModel", folder: Path, figures: Mapping[str, Any]) -> None:
     """Write tables and picture, and print the tables."""
     from tape_ds.scoring import heat_maps
-    from tape_ds.scoring.passkey import Passkey
     from tape_ds.training import tables
 
     title = f"Passkeys found by {found.name_or_path} ({options.form}, {options.protocol})"
-    by_length = [Passkey.from_dict(each) for each in figures["passkeys"]]
+    by_length = figures["passkeys"]
     written = heat_maps.write_passkeys(figures["cells"], folder, title=title, native_length=found.known_length)
     print(f"\n{title}\n")
     print(heat_maps.passkey_table(figures["cells"]))
-    tables.print_passkeys({found.name_or_path: by_length}, found.known_length or by_length[-1].length, "its length")
+    tables.print_passkeys({found.name_or_path: by_length}, found.known_length or by_length[-1]["length"], "its length")
     print(", ".join(str(path) for path in written))
 
 
@@ -222,29 +217,29 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]
     return options, problems
 
 
-def prepare(options: argparse.Namespace, model: "FoundModel", problems: list[Problem]) -> list["PasskeyQuestion"]:
+def prepare(options: argparse.Namespace, model: "FoundModel", problems: list[Problem]) -> list["PlannedQuestion"]:
     """Return the protocol's questions."""
     from tape_ds.scoring.models import check_lengths
+    from tape_ds.scoring.questions import tokens_needed
 
     tokenizer = model.tokenizer()
     least = len(prompts.answer_ids(tokenizer, prompts.LARGEST_KEY) or ())
     if 1 <= options.new_tokens < least:
         wrong = f"{prompts.LARGEST_KEY} alone has {least} tokens"
         problems.append(Problem("--new_tokens", options.new_tokens, wrong, f"give {least} or more"))
-    questions: list[PasskeyQuestion] = []
+    plans: list[PlannedQuestion] = []
     with collecting(problems, "--{}"):
         if options.protocol == "published":
-            questions = prompts.published(tokenizer, options.lengths, options.trials)
+            plans = prompts.published(tokenizer, options.lengths, options.trials, reply=options.new_tokens)
         else:
             drawn: dict[str, Any] = {"seed": options.seed, "form": options.form, "reply": options.new_tokens}
-            questions = prompts.grid(tokenizer, options.lengths, options.depths, options.trials, **drawn)
+            plans = prompts.grid(tokenizer, options.lengths, options.depths, options.trials, **drawn)
     if options.protocol != "published" or model.position_limit is None:
         problems += check_lengths("--lengths", options.lengths, model)
     else:  # a published prompt has the tokens that its characters give
         longest = dict.fromkeys(options.lengths, 0)
-        for question in questions:
-            needed = len(question.write().ids) + options.new_tokens
-            longest[question.length] = max(longest[question.length], needed)
+        for plan in plans:
+            longest[plan.length] = max(longest[plan.length], tokens_needed([plan.write()]))
         problems += check_lengths("--lengths (in tokens of prompt and reply)", sorted(longest.values()), model)
     raise_if_any(problems)
-    return questions
+    return plans

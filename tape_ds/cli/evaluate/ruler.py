@@ -21,10 +21,9 @@ command is started again. Exit codes: 0 done; 2 a mistake.
 """
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +34,7 @@ from tape_ds.scoring import CHUNK
 
 if TYPE_CHECKING:
     from tape_ds.data.sources import Source
+    from tape_ds.results import Result
     from tape_ds.scoring.models import FoundModel
     from tape_ds.scoring.ruler_questions import DrawnTask, RulerQuestion
 
@@ -52,12 +52,16 @@ def main(argv: list[str] | None = None) -> int:
     """Check, draw, ask, count, write, print."""
     options, problems = parse(argv)
 
-    from tape_ds.scoring import heat_maps, models, resumable, ruler_questions, ruler_tables
+    from tape_ds.scoring import heat_maps, models, resumable, ruler_base, ruler_questions, ruler_tables
     from tape_ds.scoring.resumable import Cost
 
     tasks = choose_tasks(options, problems)
     per_text = share_texts(options, tasks, problems)
-    base = read_base(options, problems)
+    base: Result | None = None
+    if options.against is not None:
+        with collecting(problems):
+            base = ruler_base.read(options.against)
+            problems += ruler_base.check(options, base)
     found: FoundModel | None = None
     with collecting(problems):
         found = models.find(options)
@@ -68,6 +72,11 @@ def main(argv: list[str] | None = None) -> int:
     drawn, source = draw(options, per_text, found, problems)
 
     questions = [question for each in drawn for question in each.questions]
+    base_replies = None
+    not_compared: list[str] = []
+    if base is not None:
+        split = splitter(tasks)
+        base_replies, not_compared = ruler_base.common(options.against, base, questions, source, split)
     config: dict[str, Any] = {name: vars(options)[name] for name in ("lengths", "samples", "chat", "chunk")}
     config |= {"tasks": tasks, "sentences": splitter(tasks)}
     shared = options.questions_per_text > 1
@@ -75,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
         config["questions_per_text"] = options.questions_per_text
     data = {"questions": ruler_questions.fingerprint(questions), source.spec: source.fingerprint()}
     if options.against is not None:
-        data["against"] = storage.digest(base_file(options.against))
+        data["against"] = storage.digest(ruler_base.file_of(options.against))
     work = resumable.Evaluation(
         NAME,
         resumable.folder(options.output, found),
@@ -89,24 +98,25 @@ def main(argv: list[str] | None = None) -> int:
 
     def ask_all() -> dict[str, Any]:
         from tape_ds.scoring import ruler
+        from tape_ds.scoring.questions import grouped
 
         model = found.load()
         cost = Cost(found.device)
-        texts = ruler_questions.by_text(questions)
+        texts = grouped(questions, attrgetter("task", "length", "text"))
         longest_first = sorted(texts, key=lambda asked: -len(asked[0].ids))
         ask = partial(answer, model, found.tokenizer(), options.chunk)
         answered = work.run_jobs([(asked[0].name, asked) for asked in longest_first], ask)
         replies = []
         for asked in texts:
-            for question, answer_to_it in zip(asked, answered[asked[0].name], strict=True):
-                replies.append(row(question, answer_to_it, shared))
-        figures = ruler.figures(replies, seed=options.seed, against=base)
+            for question, row in zip(asked, answered[asked[0].name], strict=True):
+                replies.append(placed(question, row, shared))
+        figures = ruler.figures(replies, seed=options.seed, against=base_replies)
         room = {task: [each.room for each in drawn if each.questions[0].task == task] for task in tasks}
         figures |= {"haystack": source.spec, "not_asked": not_asked(tasks), "room": room}
         if shared:
             figures |= {"questions_per_text": per_text, "intervals": INTERVALS}
         if options.against is not None:
-            figures["against"] = options.against
+            figures |= {"against": options.against, "not_compared": not_compared}
         tokens = sum(tokens_read(asked) for asked in texts)
         return {**figures, "cost": cost.taken(prompt_tokens=tokens)}
 
@@ -119,6 +129,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{NAME}: {len(questions):,} questions of {len(tasks)} tasks", flush=True)
         if shared:
             print(f"{NAME}: {ruler_tables.per_text(per_text)}", flush=True)
+        for left_out in not_compared:
+            print(f"{NAME}: not compared with {options.against}: {left_out}", flush=True)
     return work.run(ask_all, show, overwrite=options.overwrite, tables=heat_maps.files(work.folder, NAME))
 
 
@@ -229,8 +241,7 @@ def draw(
     """
     from tape_ds.data.sources import parse_all
     from tape_ds.scoring import ruler_questions
-    from tape_ds.scoring.ruler_generators import QA_FILES, Generators, NoQuestionError, hides_in_essays, keys_in_text
-    from tape_ds.scoring.ruler_texts import TooFewKeysError
+    from tape_ds.scoring.ruler_generators import QA_FILES, Generators, hides_in_essays
 
     tasks = list(per_text)
     spec = options.haystack or ruler_questions.HAYSTACK
@@ -252,59 +263,32 @@ def draw(
     if options.chat and tokenizer.chat_template is None:
         wrong = "the tokenizer has no chat template"
         problems.append(Problem("--chat", True, wrong, "leave it out, or name a --tokenizer that has one"))
-    for task in tasks:
-        if keys_in_text(task) < per_text[task]:  # of other tasks it depends on the length
-            keys = int(keys_in_text(task))
-            problem = ruler_questions.too_few_keys(task, per_text[task], keys)
-            problems.append(replace(problem, field="--questions_per_text"))
     with collecting(problems, "--{}"):
-        raise_if_any(ruler_questions.check(tasks, options.lengths, options.samples, tokenizer, texts, spec))
+        raise_if_any(ruler_questions.check(per_text, options.lengths, options.samples, tokenizer, texts, spec))
     raise_if_any(problems)  # before texts are made, which takes seconds for long ones
-    drawn = []
-    for task in tasks:
-        for tokens in options.lengths:
-            # with seed 0, the default, lm-eval's own seeds
-            keywords = {"chat": options.chat, "seed": options.seed or None, "per_text": per_text[task]}
-            try:
-                drawn.append(ruler_questions.draw(generators, task, tokenizer, tokens, options.samples, **keywords))
-            except NoQuestionError as error:
-                problem = ruler_questions.too_short(task, tokens, error)
-                problems.append(replace(problem, field="--lengths"))
-            except TooFewKeysError as error:
-                problem = ruler_questions.too_few_keys(task, per_text[task], error.keys, tokens)
-                problems.append(replace(problem, field="--questions_per_text"))
+    drawn: list[DrawnTask] = []
+    with collecting(problems, "--{}"):
+        form = {"chat": options.chat, "seed": options.seed or None}  # with seed 0, the default, lm-eval's own seeds
+        drawn = ruler_questions.draw_all(generators, per_text, tokenizer, options.lengths, options.samples, **form)
     raise_if_any(problems)
     return drawn, sources[0]
 
 
 def answer(model: Any, tokenizer: Any, chunk: int, asked: Sequence["RulerQuestion"]) -> list[dict[str, Any]]:
-    """Return the replies to the questions about a text, and their scores."""
-    from tape_ds.scoring import generation, models, replies, ruler_questions
-    from tape_ds.scoring.losses import bare, evaluating
+    """Return the rows of the questions about a text."""
+    from tape_ds.scoring import models, questions
+    from tape_ds.scoring.ruler_questions import RULER
 
-    ends = generation.ends_of(model, tokenizer)
-    causal_lm = bare(model)
-    first = asked[0]
-    reading: dict[str, Any] = {"new_tokens": first.new_tokens, "ends": ends, "chunk": chunk}
-    with models.used_at(model, first.length), evaluating(causal_lm):
-        if len(asked) == 1:
-            answered = [replies.reply(causal_lm, first.ids, **reading)]
-        else:
-            answered = replies.replies_sharing(causal_lm, [question.ids for question in asked], **reading)
-    rows = []
-    for question, ids in zip(asked, answered, strict=True):
-        reply = tokenizer.decode(ids, skip_special_tokens=True)
-        scored = ruler_questions.score(question.task, question.document, reply)
-        rows.append({"reply": reply, "score": scored})
-    return rows
+    with models.used_at(model, questions.tokens_needed(asked)):
+        return questions.answer(RULER, model, tokenizer, asked, chunk=chunk)
 
 
-def row(question: "RulerQuestion", answered: Mapping[str, Any], shared: bool) -> dict[str, Any]:
+def placed(question: "RulerQuestion", row: Mapping[str, Any], shared: bool) -> dict[str, Any]:
     """Return what is stored of a question and its reply."""
     place = {"task": question.task, "length": question.length, "question": question.number}
     if shared:
         place["text"] = question.text
-    return {**place, "tokens": len(question.ids), "answers": question.document["outputs"], **answered}
+    return {**place, **row}
 
 
 def tokens_read(asked: Sequence["RulerQuestion"]) -> int:
@@ -328,37 +312,3 @@ def not_asked(tasks: Sequence[str]) -> list[str]:
     from tape_ds.scoring.ruler_generators import tasks as all_tasks
 
     return [task for task in all_tasks() if task not in tasks]
-
-
-def base_file(given: str) -> Path:
-    path = Path(given)
-    return path / f"{NAME}.json" if path.is_dir() else path
-
-
-def read_base(options: argparse.Namespace, problems: list[Problem]) -> list[Mapping[str, Any]] | None:
-    """Return the stored replies of the model to compare with."""
-    given: str | None = options.against
-    if given is None:
-        return None
-    from tape_ds import results
-
-    file = base_file(given)
-    names = ("task", "length", "score", "text")
-    try:
-        stored = results.load(file)
-        replies: list[Mapping[str, Any]] = []
-        for each in stored.figures["replies"]:
-            replies.append({name: each[name] for name in names if name in each})
-        if not all({"task", "length", "score"} <= each.keys() for each in replies):
-            raise KeyError("score")
-    except (OSError, KeyError, TypeError, ValueError, json.JSONDecodeError) as error:
-        wrong = f"{file.name} in it is no result of this command ({type(error).__name__})"
-        remedy = "name the folder of results that 'tape-ds evaluate ruler' wrote for the base"
-        problems.append(Problem("--against", given, wrong, remedy))
-        return None
-    theirs = stored.config.get("questions_per_text", 1)
-    if theirs != options.questions_per_text:
-        wrong = f"its texts were asked {theirs} questions each, these {options.questions_per_text}"
-        remedy = f"give --questions_per_text {theirs}, or compare with a result of as many questions"
-        problems.append(Problem("--against", given, wrong, remedy))
-    return replies

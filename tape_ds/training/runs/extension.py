@@ -29,23 +29,20 @@ from tape_ds.models.loading.base_model import BaseModel
 from tape_ds.models.loading.config_file import family_note
 from tape_ds.results import UNTOUCHED, UNTRAINED, WITHOUT_UPDATES
 from tape_ds.run_folder import RESULTS
-from tape_ds.scoring.ruler_questions import HAYSTACK, RulerQuestion
+from tape_ds.scoring.passkey import PASSKEYS
+from tape_ds.scoring.ruler_questions import HAYSTACK, RULER, RulerQuestion
 from tape_ds.scoring.span_losses import SpanLosses
-from tape_ds.training import model_config, plots, ruler_scores, tables
+from tape_ds.training import model_config, plots, tables
 from tape_ds.training.held_out import (
     EvalDocument,
     Variant,
     loss_by_position,
-    passkey_retrieval,
-    passkey_rows,
-    read_passkeys,
     read_scores,
 )
+from tape_ds.training.retrieval import Retrieval, draw_ruler, rows_of
 from tape_ds.training.run import Run, sample_count, weights_dtype
 
 SCORES = "results/loss_by_position.json"
-PASSKEYS = "results/passkey.json"
-RULER = "results/ruler.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +51,7 @@ class Extension(Run):
 
     base: BaseModel
     held_out: list[EvalDocument] = field(default_factory=list)
-    prompts: list[passkey.PasskeyPrompt] = field(default_factory=list)
+    prompts: list[passkey.PasskeyQuestion] = field(default_factory=list)
     """Each hides a number that the model is asked for."""
     ruler: list[RulerQuestion] = field(default_factory=list)
 
@@ -78,7 +75,7 @@ class Extension(Run):
             self.arguments.seed,
             asked.passkey_form,
         )
-        ruler = ruler_scores.draw(tokenizer, asked.ruler_tasks, asked.ruler_lengths, asked.ruler_samples)
+        ruler = draw_ruler(tokenizer, asked.ruler_tasks, asked.ruler_lengths, asked.ruler_samples)
         sequences: Any = training_sequences(recipe, tokenizer, bad_rows) if recipe.trains else []
         read = {"held_out": held_out, "prompts": prompts, "ruler": ruler, "sequences": sequences}
         return replace(self, **read, bad_rows=bad_rows)
@@ -175,24 +172,30 @@ class Extension(Run):
                 after = {f"{trained}, {WITHOUT_UPDATES}": WITHOUT_UPDATES, **made}
             show = partial(tables.print_loss_by_position, native_length=native)
             callbacks.append(loss_by_position(self.held_out, span, self.variants, after, self.output / SCORES, show))
-        if self.prompts:
-            prompts, file = self.prompts, self.output / PASSKEYS
-            show = partial(tables.print_passkeys, native_length=native)
-            callbacks.append(passkey_retrieval(prompts, self.tokenizer, self.variants, made, file, show))
-        if self.ruler:
-            file = self.output / RULER
-            arguments = (self.ruler, self.tokenizer, self.variants, made, file, tables.print_ruler)
-            callbacks.append(ruler_scores.ruler_scores(*arguments))
+        for asked in self.retrievals:
+            if asked.questions:
+                callbacks.append(asked.around(self.tokenizer, self.variants, made))
         return callbacks
+
+    @property
+    def retrievals(self) -> tuple[Retrieval, Retrieval]:
+        """Passkeys, and RULER; either may have no question."""
+        folder = self.output / RESULTS
+        prompts = sorted(self.prompts, key=lambda prompt: prompt.length)
+        show = partial(tables.print_passkeys, native_length=self.base.length)
+        return (
+            Retrieval(PASSKEYS, prompts, folder / "passkey.json", show),
+            Retrieval(RULER, self.ruler, folder / "ruler.json", tables.print_ruler),
+        )
 
     def figures(self) -> dict[str, Any]:
         scores = read_scores(self.output / SCORES) if self.held_out else {}
-        passkeys = read_passkeys(self.output / PASSKEYS) if self.prompts else {}
+        passkeys, ruler = self.retrievals
         return {
             "native_length": self.base.length,
             "loss_by_position": {v: {n: part.to_dict() for n, part in parts.items()} for v, parts in scores.items()},
-            "passkey": passkey_rows(passkeys),
-            "ruler": ruler_scores.rows_of(ruler_scores.read(self.output / RULER)) if self.ruler else [],
+            "passkey": rows_of(passkeys.read()),
+            "ruler": rows_of(ruler.read()),
             "ruler_haystack": HAYSTACK if self.ruler else None,
         }
 
@@ -203,10 +206,9 @@ class Extension(Run):
             start = next((name for name in reversed(self.variants) if name in merged), None)
             plots.loss_by_position(merged, self.output / RESULTS / "loss_by_position.png", native, start)
             tables.print_loss_by_position(scores, native)
-        if self.prompts:
-            tables.print_passkeys(read_passkeys(self.output / PASSKEYS), native)
-        if self.ruler:
-            tables.print_ruler(ruler_scores.read(self.output / RULER))
+        for asked in self.retrievals:
+            if asked.questions:
+                asked.show(asked.read())
 
 
 def untrained_name(rope_parameters: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from tape_ds import results
 from tape_ds.cli.evaluate import ruler
-from tape_ds.scoring import replies
+from tape_ds.scoring import models, replies
 
 SMALL = ["--lengths", "1k", "2k", "--tasks", "vt", "fwe", "--samples", "2"]
 ROOT = Path(__file__).resolve().parents[3]
@@ -174,6 +174,28 @@ def test_beside_a_base_the_differences_are_shown(base, whole, tmp_path):
     rows = stored(tmp_path).figures["differences"]
     assert [(row["length"], row["tasks"], row["difference"]) for row in rows] == [(1024, 1, 0.0)]
     assert f"1k: +0.0% (+0.0% to +0.0%) from {whole}" in (tmp_path / "ruler.md").read_text()
+
+
+def test_what_is_not_compared_is_said_before_the_model_is_loaded(base, whole, tmp_path, capsys, monkeypatch):
+    """A task and length of which the base had other questions, or another number, was left out without a word."""
+    words = ["--lengths", "1k", "--tasks", "niah_multikey_2", "vt"]
+    monkeypatch.setattr(replies, "reply", lambda *_, **__: [5])
+    assert evaluate(base, tmp_path / "part", *words, "--samples", "2", "--against", str(whole)) == 0
+    figures = stored(tmp_path / "part").figures
+    assert figures["not_compared"] == ["niah_multikey_2 at 1k (it was not asked there)"]
+    assert [row["tasks"] for row in figures["differences"]] == [1]
+    said = f"ot compared with {whole}: niah_multikey_2 at 1k (it was not asked there)"
+    assert said in capsys.readouterr().out and said in (tmp_path / "part" / "ruler.md").read_text()
+
+    monkeypatch.setattr(models.FoundModel, "load", lambda _: pytest.fail("its weights were read"))
+    for other, wrong in (
+        (["--samples", "3", "--seed", "5"], "it has 2 questions of each task and length, this command asks 3"),
+        (["--samples", "3", "--seed", "5"], "its questions were drawn with --seed 0, these with 5"),
+        (["--samples", "2", "--tasks", "cwe"], "it was asked none of these questions: cwe at 1k (it was not asked"),
+    ):
+        assert evaluate(base, tmp_path / "none", *words, *other, "--against", str(whole)) == 2
+        assert f"--against = '{whole}': {wrong}" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
 
 
 def test_all_problems_are_in_one_message(base, tmp_path, capsys):
