@@ -128,8 +128,9 @@ def as_longrope(parameters: Parameters, head_size: int, window: int) -> dict[str
     }
 
 
-def named(rope_type: str) -> set[str]:
-    required, optional = _TYPES.get(rope_type, ((), ()))
+def named(rope_type: Any) -> set[str]:
+    """Return the parameters of a type; none of a value that names no type."""
+    required, optional = _TYPES.get(str(rope_type), ((), ()))
     return {*required, *optional}
 
 
@@ -145,8 +146,8 @@ def described(parameters: Parameters) -> str:
 def check(parameters: Parameters) -> list[Problem]:
     """Return what is wrong with ``rope_parameters``: an unknown type or key, a missing or impossible value."""
     name = parameters.get("rope_type", "default")
-    if name not in _TYPES:
-        return [Problem("rope_parameters.rope_type", name, "unknown", did_you_mean(name, _TYPES))]
+    if not isinstance(name, str) or name not in _TYPES:
+        return [Problem("rope_parameters.rope_type", name, "unknown", did_you_mean(str(name), _TYPES))]
     problems, required = [], _TYPES[name][0]
     known = {"rope_type", "rope_theta", *named(name)}
     for key in required:

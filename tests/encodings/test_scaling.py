@@ -78,6 +78,7 @@ def test_a_llama_cannot_compute_these(name):
     "wrong, field, words",
     [
         ({"rope_type": "yarm"}, "rope_type", "did you mean 'yarn'"),
+        ({"rope_type": ["yarn"]}, "rope_type", "unknown"),
         ({"rope_type": "dynamic", "factor": 2.0}, "original_max_position_embeddings", "missing"),
         (YARN | {"low_freq_factor": 1.0}, "low_freq_factor", "not a parameter"),
         (YARN | {"attn_factor": 1.0}, "attn_factor", "give the product as attention_factor"),
