@@ -26,7 +26,7 @@ FOLDER = DS_CONFIGS
 _SHARED = ("train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps", "gradient_clipping")
 """Keys at the top whose values are the trainer's."""
 _ADAM = ("lr", "betas", "eps", "weight_decay")
-_FILLED_IN = {
+_FILLED_IN: dict[str, dict[str, tuple[str, ...]]] = {
     "optimizer": {"adam": _ADAM, "adamw": _ADAM},
     "scheduler": {
         "warmuplr": ("warmup_max_lr", "warmup_num_steps"),

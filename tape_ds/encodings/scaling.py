@@ -177,7 +177,7 @@ def check_factor(parameters: Parameters, remedy: str = "give a number of at leas
     """Return a factor below 1 that a recipe gives, which shortens the context. A published model may have it:
     transformers warns and computes it, and so does :func:`frequencies`."""
     factor = parameters.get("factor")
-    if type(factor) not in (int, float) or not 0 < factor < 1:
+    if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 < factor < 1:
         return []
     return [Problem("rope_parameters.factor", factor, "too small", remedy)]
 

@@ -97,7 +97,7 @@ def read(config: Mapping[str, Any], name: str) -> TrainedRope:
     foreign, is_own = model_type not in OURS, model_type in OWN_TYPES
     place = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     stated = config.get(place) or {}
-    passed_over = {}
+    passed_over: dict[str, Any] = {}
     if foreign and isinstance(stated, Mapping) and isinstance(stated.get(FULL), Mapping):
         stated, passed_over = _of_layers_that_see_everything(stated)
     length = native_length(config)
