@@ -167,7 +167,7 @@ def check(parameters: Parameters) -> list[Problem]:
         elif isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             wrong, remedy = "not a number", "give a finite number"
         elif value < least:
-            wrong, remedy = "too small", f"give a number above {least:.0f}"
+            wrong, remedy = "too small", f"give a number {'of at least 1' if key == 'factor' else f'above {least:.0f}'}"
         if wrong:
             problems.append(Problem(f"rope_parameters.{key}", value, wrong, remedy))
     return problems

@@ -84,7 +84,7 @@ def test_a_llama_cannot_compute_these(name):
         (YARN | {"attn_factor": 1.0}, "attn_factor", "give the product as attention_factor"),
         (YARN | {"factor": "2"}, "factor", "not a number"),
         (YARN | {"factor": float("nan")}, "factor", "not a number"),
-        (YARN | {"factor": 0}, "factor", "above 0"),
+        (YARN | {"factor": 0}, "factor", "at least 1"),
         (YARN | {"original_max_position_embeddings": 0}, "original_max_position_embeddings", "above 0"),
         (YARN | {"truncate": "no"}, "truncate", "not a boolean"),
         ({"rope_type": "default", "rope_theta": 1}, "rope_theta", "above 1"),
