@@ -60,6 +60,7 @@ def merged(model: PeftModel, field: str, name: str) -> PreTrainedModel:
         wrong = f"merging changed logits by {difference:.3g} of {largest:.3g}, more than rounding ({allowed:.3g}): "
         wrong += f"the merged model is not the adapter (its kind: {', '.join(kinds)})"
         raise UserError(Problem(field, name, wrong, "use it by peft, unmerged, or train an adapter that can be merged"))
+    _separate_layers(whole)
     return whole
 
 
@@ -86,6 +87,19 @@ def _separate_weights(model: PeftModel) -> None:
         for name, parameter in list(layer.named_parameters(recurse=False)):
             if holders.get(id(parameter), 0) > 1:
                 setattr(layer, name, nn.Parameter(parameter.detach().clone(), requires_grad=False))
+
+
+def _separate_layers(whole: PreTrainedModel) -> None:
+    """Give layers that peft repeats (``layer_replication``) what they still share, such as weights without an adapter:
+    a folder stores each of them. What the model's class ties stays tied."""
+    tied = whole.all_tied_weights_keys
+    seen: set[int] = set()
+    for name, parameter in list(whole.named_parameters(remove_duplicate=False)):
+        if id(parameter) in seen and name not in {*tied, *tied.values()}:
+            place, _, last = name.rpartition(".")
+            own = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
+            setattr(whole.get_submodule(place), last, own)
+        seen.add(id(parameter))
 
 
 def _probe(model: PeftModel) -> Tensor:

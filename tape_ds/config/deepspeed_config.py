@@ -25,6 +25,16 @@ logger = logging.getLogger(__name__)
 FOLDER = DS_CONFIGS
 _SHARED = ("train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps", "gradient_clipping")
 """Keys at the top whose values are the trainer's."""
+_ADAM = ("lr", "betas", "eps", "weight_decay")
+_FILLED_IN: dict[str, dict[str, tuple[str, ...]]] = {
+    "optimizer": {"adam": _ADAM, "adamw": _ADAM},
+    "scheduler": {
+        "warmuplr": ("warmup_max_lr", "warmup_num_steps"),
+        "warmupdecaylr": ("warmup_max_lr", "warmup_num_steps", "total_num_steps"),
+        "warmupcosinelr": ("warmup_num_steps", "total_num_steps"),
+    },
+}
+"""Parameters of DeepSpeed's optimizers and schedulers, by their type, whose values are the trainer's."""
 _AUTO_IS_A_VALUE = (
     "data_types.keep_in_fp32_modules",
     "zero_optimization.zenflow.select_strategy",
@@ -81,6 +91,10 @@ def read(value: str | Mapping[str, Any], problems: list[Problem]) -> dict[str, A
         for line in renamed if is_main_process() else ():
             logger.warning("%s", line)
     left_out = dict.fromkeys((key for key in _SHARED if key not in config), "auto")
+    for block in config.keys() & _FILLED_IN.keys():
+        names = _FILLED_IN[block].get(str(config[block].get("type")).lower(), ())
+        params = dict.fromkeys(names, "auto") | (config[block].get("params") or {})
+        config[block] = config[block] | {"params": params}
     return config | left_out | {block: {"enabled": "auto"} | config.get(block, {}) for block in ("bf16", "fp16")}
 
 
@@ -123,7 +137,13 @@ def check_itself(config: Mapping[str, Any], lr_scheduler_type: str, optim: str) 
     kind, schedule = lookup(config, "optimizer.type"), lookup(config, "scheduler.type")
     is_adam = str(kind).lower() in ("adam", "adamw") and optim.startswith("adamw_torch")
     for name, field, trainers, given, same in (
-        ("scheduler", "lr_scheduler_type", lr_scheduler_type, schedule, _SCHEDULERS.get(schedule) == lr_scheduler_type),
+        (
+            "scheduler",
+            "lr_scheduler_type",
+            lr_scheduler_type,
+            schedule,
+            _SCHEDULERS.get(str(schedule)) == lr_scheduler_type,
+        ),
         ("optimizer", "optim", optim, kind, is_adam),
     ):
         if name in config and not same:

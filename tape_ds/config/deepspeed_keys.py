@@ -126,6 +126,8 @@ def check(config: Mapping[str, Any]) -> Iterator[Problem]:
 
     for name, known in KEYS.items():
         block = lookup(config, name)
+        if "." in name and not isinstance(block, Mapping | None):
+            yield Problem(f"deepspeed.{name}", block, "not a block", 'write { "key": value, ... }')
         for key, value in block.items() if isinstance(block, Mapping) else ():
             if key not in known:
                 yield Problem(f"deepspeed.{name}.{key}", value, "unknown key", did_you_mean(key, known))

@@ -15,8 +15,8 @@ from tape_ds.encodings.scaling import WINDOW, Parameters
 OURS = (None, "llama", "mistral", "qwen2", "qwen3", "tape", "baichuan")
 """Model types whose angles this project computes, so that everything about their RoPE must be understood here."""
 _KEYS = {"rope_theta", "rope_scaling", "rope_parameters"}
-_FACTORS = ("alpha", "attention_factor", "attn_factor", "mscale", "mscale_all_dim")
-"""Parameters from which a base or YaRN's factor on attention follows."""
+_FACTORS = ("alpha", "attention_factor", "attn_factor", "mscale", "mscale_all_dim", "partial_rotary_factor")
+"""Parameters from which a base, YaRN's factor on attention or the rotated share of a head follows."""
 _ABOUT_ROPE = re.compile("(^|_)(rope|rotary)(_|$)")
 
 
@@ -69,6 +69,10 @@ def _without_meaning(stated: Parameters) -> Iterator[tuple[str, str]]:
     if types and types == [None] * len(types) and any(value is not None for value in stated.values()):
         wrong = "its config.json has a rope_type that is null beside other parameters of RoPE"
         yield wrong, "write the rope_type that the weights were trained with"
+    for kind in types:
+        if not isinstance(kind, str | None):
+            wrong = f"its config.json has rope_type = {kind!r}, which is no name of one"
+            yield wrong, "write the rope_type that the weights were trained with"
     for key in _FACTORS:
         yield from no_number(key, stated.get(key))
 

@@ -128,8 +128,9 @@ def as_longrope(parameters: Parameters, head_size: int, window: int) -> dict[str
     }
 
 
-def named(rope_type: str) -> set[str]:
-    required, optional = _TYPES.get(rope_type, ((), ()))
+def named(rope_type: Any) -> set[str]:
+    """Return the parameters of a type; none of a value that names no type."""
+    required, optional = _TYPES.get(str(rope_type), ((), ()))
     return {*required, *optional}
 
 
@@ -145,8 +146,8 @@ def described(parameters: Parameters) -> str:
 def check(parameters: Parameters) -> list[Problem]:
     """Return what is wrong with ``rope_parameters``: an unknown type or key, a missing or impossible value."""
     name = parameters.get("rope_type", "default")
-    if name not in _TYPES:
-        return [Problem("rope_parameters.rope_type", name, "unknown", did_you_mean(name, _TYPES))]
+    if not isinstance(name, str) or name not in _TYPES:
+        return [Problem("rope_parameters.rope_type", name, "unknown", did_you_mean(str(name), _TYPES))]
     problems, required = [], _TYPES[name][0]
     known = {"rope_type", "rope_theta", *named(name)}
     for key in required:
@@ -166,7 +167,7 @@ def check(parameters: Parameters) -> list[Problem]:
         elif isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             wrong, remedy = "not a number", "give a finite number"
         elif value < least:
-            wrong, remedy = "too small", f"give a number above {least:.0f}"
+            wrong, remedy = "too small", f"give a number {'of at least 1' if key == 'factor' else f'above {least:.0f}'}"
         if wrong:
             problems.append(Problem(f"rope_parameters.{key}", value, wrong, remedy))
     return problems
@@ -175,8 +176,8 @@ def check(parameters: Parameters) -> list[Problem]:
 def check_factor(parameters: Parameters, remedy: str = "give a number of at least 1") -> list[Problem]:
     """Return a factor below 1 that a recipe gives, which shortens the context. A published model may have it:
     transformers warns and computes it, and so does :func:`frequencies`."""
-    factor: Any = parameters.get("factor")
-    if type(factor) not in (int, float) or not 0 < factor < 1:
+    factor = parameters.get("factor")
+    if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 < factor < 1:
         return []
     return [Problem("rope_parameters.factor", factor, "too small", remedy)]
 

@@ -276,3 +276,32 @@ def test_a_byte_order_mark_is_no_mistake(tmp_path):
     (tmp_path / "ds.json").write_bytes(b"\xef\xbb\xbf" + b'{"steps_per_print": 5}')
     problems = []
     assert deepspeed_config.read(str(tmp_path / "ds.json"), problems)["steps_per_print"] == 5 and problems == []
+
+
+@pytest.mark.parametrize("params", [{}, {"params": {}}, {"params": None}, {"params": {"betas": [0.9, 0.999]}}], ids=str)
+def test_an_optimizer_has_the_trainers_values_that_it_leaves_out(params):
+    """transformers fills in what is "auto", and nothing that is missing: DeepSpeed's Adam took its own betas, and its
+    schedulers a rate of 0.001."""
+    problems = []
+    given = {"optimizer": {"type": "AdamW", **params}, "scheduler": {"type": "WarmupLR"}}
+    found = deepspeed_config.read(given, problems)
+    assert problems == []
+    auto = dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")
+    assert found["optimizer"]["params"] == auto | (params.get("params") or {})
+    assert found["scheduler"]["params"] == {"warmup_max_lr": "auto", "warmup_num_steps": "auto"}
+    assert {f"optimizer.params.{name}" for name in auto} <= set(deepspeed_config.filled())
+    rest = ("scheduler.params.warmup_max_lr", "scheduler.params.warmup_num_steps", "scheduler.params.total_num_steps")
+    assert set(rest) <= set(deepspeed_config.filled())
+
+
+def test_parameters_that_are_no_block_are_refused():
+    for block in ("optimizer", "scheduler"):
+        problems = []
+        deepspeed_config.read({block: {"type": "AdamW", "params": "x"}}, problems)
+        assert [(each.field, each.wrong) for each in problems] == [(f"deepspeed.{block}.params", "not a block")]
+
+
+def test_a_scheduler_of_no_name_is_refused():
+    """A block in the place of its type was a traceback."""
+    (problem,) = deepspeed_config.check_itself({"scheduler": {"type": {}}}, "linear", "adamw_torch")
+    assert problem.field == "deepspeed.scheduler.type"

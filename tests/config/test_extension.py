@@ -100,6 +100,13 @@ def test_a_factor_is_checked_without_the_model_if_the_original_length_is_given()
     load(["--recipe", write(model="owner/name", rope_parameters=rope | {"factor": 4.0})])
 
 
+def test_a_recipe_asks_for_no_factor_below_1():
+    """A published model may have one."""
+    found, _ = problems_of("--recipe", write(model="owner/name", rope_parameters={"rope_type": "yarn", "factor": 0.5}))
+    assert found["rope_parameters.factor"].remedy == "give a number of at least 1, or leave it out"
+    load(["--recipe", write(model="owner/name", rope_parameters={"rope_type": "yarn"})])
+
+
 def test_a_factor_counts_from_the_angles_that_the_model_has():
     """Of a model extended from 4k to 8k: two times more is four times what it had before."""
     own = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 4096}

@@ -44,6 +44,13 @@ def test_what_follows_from_other_fields():
     assert load(["--recipe", write(head_dim=32, num_attention_heads=5, hidden_size=80)]).model.head_dim == 32
 
 
+def test_a_new_model_has_no_factor_below_1():
+    rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 0.5}
+    found, _ = problems_of("--recipe", write(rope_parameters=rope))
+    assert found["rope_parameters.factor"].remedy == "give a number of at least 1"
+    load(["--recipe", write(rope_parameters=rope | {"factor": 1.0})])
+
+
 def test_the_family_differs_in_the_encoding_alone():
     """Derived from one base, not copied. Also of the rows of Table 6 and 7, which differ in their options alone."""
     own = {"position_encoding", "position_options", "rope_parameters", "attention_backend"}

@@ -20,6 +20,7 @@ def test_the_global_batch_decides_and_accumulation_follows(monkeypatch):
 def test_values_that_the_json_shares_with_the_trainer_may_agree():
     optimizer = {"type": "AdamW", "params": {"lr": 3e-4, "betas": [0.9, 0.999], "eps": "auto", "torch_adam": True}}
     path = json_file(train_batch_size=8, gradient_clipping=1.0, bf16={"enabled": True}, optimizer=optimizer)
+    optimizer["params"]["weight_decay"] = "auto"  # the trainer's
     assert load(["--recipe", write(deepspeed=path)]).deepspeed["optimizer"] == optimizer
 
 

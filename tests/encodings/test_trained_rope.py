@@ -317,6 +317,8 @@ def test_a_remedy_states_what_was_trained_and_takes_nothing_away(change, remedy)
 @pytest.mark.parametrize(
     "change, wrong",
     [
+        ({"partial_rotary_factor": [1, 2]}, "partial_rotary_factor = [1, 2], not a number"),
+        ({"rope_type": ["yarn"]}, "rope_type = ['yarn'], which is no name"),
         ({"mscale": "0.7", "mscale_all_dim": 1.0}, "mscale = '0.7', not a number"),
         ({"mscale": 1.0, "mscale_all_dim": [1]}, "mscale_all_dim = [1], not a number"),
         ({"attn_factor": 0.5, "attention_factor": "1"}, "attention_factor = '1', not a number"),

@@ -162,6 +162,9 @@ def test_a_merged_adapter_computes_what_it_does_unmerged(base, tmp_path, kind):
     with torch.no_grad():  # with a cache, each layer has its own
         grown = model.generate(ids[:1], max_new_tokens=4, do_sample=False)
     assert torch.equal(grown[:, 20:21], logits(adapted, ids[:1])[:, -1].argmax(-1)[None])
+    model.save_pretrained(tmp_path / "merged")  # layers that share weights were a traceback
+    stored = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert (logits(stored, ids) - logits(model, ids)).abs().max() < 1e-6
 
 
 def test_an_adapter_that_merging_changes_is_refused(base, tmp_path, monkeypatch):
