@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ConfigDict, create_model
+from pydantic import create_model
 
 from tape_ds.fields import Section
 
@@ -43,10 +43,6 @@ def trackers() -> list[str]:
     return re.findall(r'^ +"(\w+)":', table[1], re.M) if table else []
 
 
-class _Made(Section):
-    model_config = ConfigDict(use_attribute_docstrings=False)  # looking for a source that is not there takes long
-
-
 def training_arguments() -> type[Section]:
     """Return a section of the fields of TrainingArguments with their types and defaults, as far as these are plain;
     ``local_rank`` is the launcher's, and checkpointing has its new name alone."""
@@ -69,7 +65,7 @@ def training_arguments() -> type[Section]:
             name = ast.unparse(each.target)
             if "init" not in given and not name.startswith(("gradient_checkpointing", "local_rank")):
                 found[name] = (_type(each.annotation), default)
-    made: type[Section] = create_model("TrainingArguments", __base__=_Made, **found)
+    made: type[Section] = create_model("TrainingArguments", __base__=Section, **found)
     return made
 
 
