@@ -123,12 +123,20 @@ def check_sizes(source: str | Path, config: "PreTrainedConfig") -> list[Problem]
     text = config.get_text_config()
     limits = {"num_hidden_layers": len(headers), **dict.fromkeys((*_SIZES, *_COUNTS), largest)}
     for name, limit in limits.items():
-        value = getattr(text, name, None)
+        value = _size(text, name)
         if isinstance(value, int) and value > limit:
             wrong = f"config.json has {name} = {value:,}, and the weights are {len(headers):,} tensors of at most "
             wrong += f"{largest:,} numbers"
             found.append(Problem("model", str(source), wrong, "give weights and configuration of the same model"))
     return found
+
+
+def _size(config: "PreTrainedConfig", name: str) -> Any:
+    """Return a size of a configuration, under transformers' standard name or the family's own."""
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:  # layers differ in it, as in Gemma 4's head_dim: transformers gives none for all of them
+        return config.to_dict().get(name)
 
 
 def stored_dtype(source: str | Path, config: "PreTrainedConfig") -> "torch.dtype":

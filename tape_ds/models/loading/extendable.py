@@ -10,6 +10,7 @@ import logging
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from huggingface_hub.errors import StrictDataclassFieldValidationError
 from transformers import AutoConfig, PreTrainedConfig
 
 from tape_ds.encodings import trained_rope
@@ -95,8 +96,15 @@ def _replace_what_cannot_be(config: PreTrainedConfig, source: str) -> None:
     text = config.get_text_config()
     rows, padding = getattr(text, "vocab_size", None), getattr(text, "pad_token_id", None)
     if isinstance(rows, int) and isinstance(padding, int) and not -rows <= padding < rows:
-        config.pad_token_id = None
-        text.pad_token_id = None
+        try:
+            config.pad_token_id = None
+            text.pad_token_id = None
+        except StrictDataclassFieldValidationError as error:
+            wrong = (
+                f"its pad_token_id {padding:,} has none of the {rows:,} rows, and {type(text).__name__} takes no null"
+            )
+            remedy = "give pad_token_id in its config.json as a token that no text has"
+            raise UserError(Problem("model", source, wrong, remedy)) from error
         say_once(f"{source}: pad_token_id {padding:,} has none of the {rows:,} rows: no token is taken for padding")
     attention = config._attn_implementation
     if attention not in _OF_TORCH:

@@ -19,6 +19,7 @@ from tape_ds.models import convert
 from tape_ds.models.loading import config_file, exact, extendable, weight_files
 from tape_ds.training.runs import assembly
 from tests.config import loads
+from tests.models import tiny_decoders
 from tests.models.helpers import tiny_model, tokens
 from tests.models.test_rows import tokenizer_of
 from tests.training.runs.helpers import flags
@@ -159,6 +160,23 @@ def test_a_padding_token_without_a_row_is_none(plain, caplog):
     for kept in (-1, 60):  # the first LLaMA's, counted from the end
         change(plain, pad_token_id=kept)
         assert extendable.read(plain).pad_token_id == kept
+
+
+def test_a_padding_token_without_a_row_is_refused_where_the_class_takes_no_null(tmp_path):
+    """It was a traceback."""
+    config = tiny_decoders.tiny_config("modernbert-decoder").to_dict()
+    (tmp_path / "config.json").write_text(json.dumps(config | {"pad_token_id": 50_283}))
+    with pytest.raises(UserError, match=r"pad_token_id 50,283 has none of the 97 rows.* takes no null"):
+        extendable.read(tmp_path)
+
+
+def test_sizes_that_differ_by_layer_are_compared(tmp_path):
+    """transformers gives no head_dim for all layers of Gemma 4, and its error was the end of every run."""
+    embeddings = {f"model.layers.{layer}.weight": torch.zeros(97, 64) for layer in range(8)}
+    save_file(embeddings, tmp_path / "model.safetensors")
+    assert exact.check_sizes(tmp_path, tiny_decoders.tiny_config("gemma4_text")) == []
+    (problem,) = exact.check_sizes(tmp_path, tiny_decoders.tiny_config("gemma4_text", head_dim=1_000_000))
+    assert "head_dim = 1,000,000" in problem.wrong
 
 
 def test_attention_from_the_hub_is_not_fetched(plain, caplog):
