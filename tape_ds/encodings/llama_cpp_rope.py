@@ -21,7 +21,6 @@ THETA = 10_000.0
 """llama.cpp's base where a file has none."""
 UNREAD = {"finetuned": (True, False), "yarn_ext_factor": (1, -1), "yarn_log_multiplier": (0,)}
 """Keys of ``rope.scaling`` that llama.cpp does not read for these architectures, and values that ask for nothing."""
-_BETAS = {"beta_fast": 32, "beta_slow": 1}
 _PUBLISHED = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 """Llama 3's own bounds, which its divisors do not tell."""
 _WINDOWS = (8192, *(2**power for power in range(6, 21)))
@@ -49,7 +48,7 @@ def refusals(parameters: Parameters, architecture: str) -> Iterator[tuple[str, A
         return
     if parameters.get("truncate") is False:
         yield "truncate", False, "llama.cpp rounds the ends of YaRN's ramp to whole dimensions"
-    for name, usual in _BETAS.items():
+    for name, usual in scaling.BETAS.items():
         value = parameters.get(name) or usual
         if value != usual:
             yield name, value, f"llama.cpp does not read it from a file, and computes with {usual}"
@@ -73,7 +72,7 @@ def to_keys(parameters: Parameters, head_size: int) -> Keys:
     if kind == "yarn":
         values["scaling.original_context_length"] = int(parameters[WINDOW])
         _, attention = scaling.frequencies(parameters, head_size)
-        usual = _usual_attention(factor)
+        usual = scaling.yarn_attention(factor)
         if not math.isclose(attention, usual, rel_tol=1e-7):
             values["scaling.attn_factor"] = attention / usual
     return Keys(values)
@@ -114,7 +113,7 @@ def to_parameters(keys: Keys, head_size: int, length: int | None) -> tuple[dict[
     if "attn_factor" in yarn:
         if attention is not None:
             notes.append(f"yarn_attn_factor = {attention:g} is not read: attn_factor says what llama.cpp computes")
-        attention = yarn["attn_factor"] * _usual_attention(factor)
+        attention = yarn["attn_factor"] * scaling.yarn_attention(factor)
     if kind != "yarn" or (factor == 1 and attention in (None, 1.0)):
         return plain, notes
 
@@ -122,9 +121,9 @@ def to_parameters(keys: Keys, head_size: int, length: int | None) -> tuple[dict[
     if window is not None:
         parameters[WINDOW] = int(window)
     # fp32 keeps seven digits
-    if attention is not None and not math.isclose(attention, _usual_attention(factor), rel_tol=1e-6):
+    if attention is not None and not math.isclose(attention, scaling.yarn_attention(factor), rel_tol=1e-6):
         parameters["attention_factor"] = float(f"{attention:.7g}")
-    for name in _BETAS:
+    for name in scaling.BETAS:
         if f"yarn_{name}" in yarn:
             parameters[name] = yarn[f"yarn_{name}"]
     return parameters, notes
@@ -132,10 +131,6 @@ def to_parameters(keys: Keys, head_size: int, length: int | None) -> tuple[dict[
 
 def _is_scaling(name: str) -> bool:
     return name.startswith("scaling.") or name == "scale_linear"
-
-
-def _usual_attention(factor: float) -> float:
-    return 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def _sort_out(stated: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:

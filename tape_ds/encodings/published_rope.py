@@ -4,7 +4,6 @@ A value that transformers computes with is no mistake. No remedy takes away, or 
 with: it says how to write that.
 """
 
-import math
 import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -103,7 +102,7 @@ def two_factors(given: Mapping[str, Any], place: str) -> tuple[str, str]:
     factor = given.get("factor")
     if not isinstance(factor, (int, float)):
         return wrong, "write the attention_factor that the weights were trained with in its place"
-    plain = 1.0 + 0.1 * math.log(max(factor, 1.0))
+    plain = scaling.yarn_attention(factor)
     plain = given.get("attention_factor", plain)
     of_vllm = given["attn_factor"] * plain
     remedy = f"write what the weights were trained with in its place: attention_factor: {of_vllm:.10g} as vLLM does"

@@ -31,7 +31,8 @@ _TYPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 STANDARD = ("factor", WINDOW, *_YARN, "mscale", "mscale_all_dim", "low_freq_factor", "high_freq_factor")
 """Parameters that transformers has for some type of a Llama: it passes over those of another type."""
 _LLAMA = ("default", "linear", "yarn", "llama3")
-_BETAS = {"beta_fast": 32, "beta_slow": 1}
+BETAS = {"beta_fast": 32, "beta_slow": 1}
+"""YaRN's bounds where none are given."""
 BOUNDS = frozenset(("low_freq_factor", "high_freq_factor", "beta_slow", "beta_fast"))
 """Parameters between which frequencies are blended."""
 
@@ -67,7 +68,7 @@ def frequencies(parameters: Parameters, head_size: int) -> tuple[np.ndarray, flo
     def dimension(turns: float) -> float:
         return head_size * math.log(window / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
-    fast, slow = (parameters.get(name) or _BETAS[name] for name in ("beta_fast", "beta_slow"))
+    fast, slow = (parameters.get(name) or BETAS[name] for name in ("beta_fast", "beta_slow"))
     low, high = dimension(fast), dimension(slow)
     if parameters.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
@@ -77,11 +78,16 @@ def frequencies(parameters: Parameters, head_size: int) -> tuple[np.ndarray, flo
 
     attention = parameters.get("attention_factor")
     if attention is None:
-        attention = 1.0 if factor <= 1 else 0.1 * math.log(factor) + 1.0
+        attention = yarn_attention(factor)
     if kind == "yarn":
         return plain / factor * ramp + plain * (1 - ramp), float(attention)
     # as PoSE used it (Zhu et al. 2023, arXiv:2309.10400): wavelengths are blended instead of frequencies
     return plain / (ramp * factor + (1 - ramp)), float(attention)
+
+
+def yarn_attention(factor: float) -> float:
+    """Return YaRN's factor on attention where none is given (Peng et al. 2023, arXiv:2309.00071, Section 3.4)."""
+    return 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def ntk_base(parameters: Parameters, head_size: int) -> float:
@@ -187,8 +193,8 @@ def check_order(parameters: Parameters) -> list[Problem]:
     computes that, and so does :func:`frequencies`. Between equal bounds is a step instead of a band."""
     problems = []
     for lower, higher in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
-        low = parameters.get(lower) or _BETAS.get(lower)
-        high = parameters.get(higher) or _BETAS.get(higher)
+        low = parameters.get(lower) or BETAS.get(lower)
+        high = parameters.get(higher) or BETAS.get(higher)
         if low is not None and high is not None and low > high:
             wrong = f"above {higher} = {high}"
             problems.append(Problem(f"rope_parameters.{lower}", low, wrong, f"choose {lower} up to {higher}"))

@@ -239,7 +239,8 @@ def _with_attention_factor(given: dict[str, Any], length: int, window: Any) -> d
         return given
     log = math.log(max(given["factor"], 1.0))
     if isinstance(given.get("attn_factor"), (int, float)):  # vLLM's: it multiplies the default
-        given["attention_factor"] = given.pop("attn_factor") * given.get("attention_factor", 1.0 + 0.1 * log)
+        usual = scaling.yarn_attention(given["factor"])
+        given["attention_factor"] = given.pop("attn_factor") * given.get("attention_factor", usual)
     if given.get("mscale") and given.get("mscale_all_dim"):  # DeepSeek's
         mscale, all_dim = given.pop("mscale"), given.pop("mscale_all_dim")
         given.setdefault("attention_factor", (1.0 + 0.1 * mscale * log) / (1.0 + 0.1 * all_dim * log))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tape_ds.encodings.scaling import WINDOW
+from tape_ds.encodings.scaling import BETAS, WINDOW, yarn_attention
 from tape_ds.encodings.trained_rope import OWN_TYPES
 
 OWN_CODE = "own_code"
@@ -37,7 +37,6 @@ TRAITS: Mapping[str, str] = {
 """Names of traits, and what each is in words."""
 SCALINGS = ("unscaled", "linear", "dynamic", "yarn", "yarn_exact_ramp", "llama3", "longrope")
 """Traits of which a config.json has one."""
-_BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}
 _UNSAID_BASE = 10_000.0
 """The base of an engine that finds none."""
 
@@ -91,10 +90,10 @@ def _scaling(kind: str, stated: Mapping[str, Any]) -> str:
 
 def _of_yarn(stated: Mapping[str, Any]) -> list[str]:
     found = _of_attention(stated)
-    named = {name: stated[name] for name in _BETAS if stated.get(name) is not None}
-    if any(value != _BETAS[name] for name, value in named.items()):
+    named = {name: stated[name] for name in BETAS if stated.get(name) is not None}
+    if any(value != BETAS[name] for name, value in named.items()):
         found.append("yarn_betas")
-    if len(named) < len(_BETAS):
+    if len(named) < len(BETAS):
         found.append("yarn_betas_unnamed")
     if stated.get(WINDOW) is None:
         found.append("yarn_length_unnamed")
@@ -120,8 +119,9 @@ def _mscale_ratio(stated: Mapping[str, Any]) -> float | None:
     all_dim = stated.get("mscale_all_dim")
     if not mscale or not all_dim or stated.get("factor") is None:
         return None
-    log = 0.1 * math.log(max(float(stated["factor"]), 1.0))
-    return (mscale * log + 1.0) / (all_dim * log + 1.0) / (log + 1.0)
+    usual = yarn_attention(float(stated["factor"]))
+    log = usual - 1.0
+    return (mscale * log + 1.0) / (all_dim * log + 1.0) / usual
 
 
 def own_attention_factor(stated: Mapping[str, Any]) -> float | None:
@@ -130,7 +130,7 @@ def own_attention_factor(stated: Mapping[str, Any]) -> float | None:
     factor = stated.get("factor")
     if given is None or factor is None:
         return None
-    multiple = float(given) / (0.1 * math.log(max(float(factor), 1.0)) + 1.0)
+    multiple = float(given) / yarn_attention(float(factor))
     return None if math.isclose(multiple, 1.0, rel_tol=1e-6) else multiple
 
 

@@ -10,7 +10,6 @@ Three things are said more than once, for readers that know only one way (which 
 """
 
 import copy
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,9 +17,10 @@ from transformers import PreTrainedConfig
 
 from tape_ds import encodings
 from tape_ds.encodings import trained_rope
+from tape_ds.encodings.scaling import yarn_attention
 from tape_ds.engines.forms import own_attention_factor
 from tape_ds.models.loading import extendable
-from tape_ds.models.loading.config_file import QWEN2, QWEN3, SHAPES
+from tape_ds.models.loading.config_file import SHAPES, plain_type
 from tape_ds.registration import TYPES
 
 _PARTIAL = trained_rope.PARTIAL
@@ -35,13 +35,8 @@ def planned(config: Any) -> dict[str, Any]:
     rope_parameters = encodings.llama_rope_parameters(config)
     if rope_parameters is None:  # the folder has its own code
         return {"model_type": config.model_type, "max_position_embeddings": config.max_position_embeddings}
-    family = "llama"
-    if config.qkv_bias:
-        family = QWEN2
-    elif config.qk_norm:
-        family = QWEN3
     content = {
-        "model_type": family,
+        "model_type": plain_type(config),
         "max_position_embeddings": config.max_position_embeddings,
         "rope_parameters": rope_parameters,
     }
@@ -70,7 +65,7 @@ def _said_twice(rope: Mapping[str, Any]) -> dict[str, Any]:
     if rope.get("rope_type") != "yarn":
         return said
     multiple = own_attention_factor(rope)
-    log = 0.1 * math.log(max(float(rope["factor"]), 1.0))
+    log = yarn_attention(float(rope["factor"])) - 1.0
     if multiple is not None and log > 0:
         # (log + 1) / (all_dim log + 1) is the factor, attention_factor = multiple (log + 1)
         said["mscale"] = 1.0

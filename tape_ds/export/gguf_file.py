@@ -123,12 +123,6 @@ class GgufPlan:
     license: str | None
 
 
-def architecture_of(config: Any) -> str:
-    if config.qkv_bias:
-        return "qwen2"
-    return "qwen3" if config.qk_norm else llama_cpp_rope.LLAMA
-
-
 def type_of(choice: str, dtype: torch.dtype) -> str:
     """Return the type of a file's matrices; ``auto``: as the weights are stored."""
     return _OF_DTYPE.get(dtype, "F32") if choice == AUTO else choice
@@ -152,7 +146,7 @@ def check(source: SourceModel, kind: str) -> list[Problem]:
         encoding = f"{config.position_encoding} {config.position_options or ''}".rstrip()
         return [Problem("position_encoding", encoding, "llama.cpp has no such positions", remedy)]
 
-    architecture = architecture_of(config)
+    architecture = config_file.plain_type(config)
     found = []
     for parameter, value, wrong in llama_cpp_rope.refusals(rope, architecture):
         found.append(Problem(f"rope_parameters.{parameter}", value, wrong, remedy))
@@ -184,7 +178,7 @@ def plan(source: SourceModel, kind: str, name: str, license: str | None, tokeniz
     parameters = encodings.llama_rope_parameters(config)
     assert parameters is not None, "checked"
     rope = llama_cpp_rope.to_keys(parameters, config.head_dim)
-    return GgufPlan(architecture_of(config), config, rope, kind, read, name, license)
+    return GgufPlan(config_file.plain_type(config), config, rope, kind, read, name, license)
 
 
 def write(plan: GgufPlan, source: SourceModel, file: Path) -> int:

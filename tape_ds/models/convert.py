@@ -26,13 +26,14 @@ from tape_ds.encodings import trained_rope
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.llama import TapeForCausalLM
-from tape_ds.models.loading.config_file import QWEN2, QWEN3, check_llama_shaped
+from tape_ds.models.loading.config_file import LLAMA, QWEN2, QWEN3, check_llama_shaped, plain_type
 from tape_ds.models.loading.exact import fill, load_exact
 
 logger = logging.getLogger(__name__)
 
 # Not what describes a class rather than a model: a copied ``model_type`` would shadow the new configuration's own.
 _CLASS_FIELDS = {"architectures", "model_type", "transformers_version"}
+_PLAIN = {LLAMA: LlamaForCausalLM, QWEN2: Qwen2ForCausalLM, QWEN3: Qwen3ForCausalLM}
 _LLAMA_FIELDS = set(LlamaConfig.__dataclass_fields__) - _CLASS_FIELDS
 
 
@@ -82,9 +83,7 @@ def to_plain(model: TapeForCausalLM) -> LlamaForCausalLM | Qwen2ForCausalLM | Qw
         encoding = f"{config.position_encoding}, {config.rope_parameters['rope_type']} RoPE"
         encoding += f", {config.position_options}" if config.position_options else ""
         raise UserError(Problem("position_encoding", encoding, "not expressible as a Llama", remedy))
-    kind: Any = LlamaForCausalLM
-    if config.qkv_bias or config.qk_norm:
-        kind = Qwen2ForCausalLM if config.qkv_bias else Qwen3ForCausalLM
+    kind: Any = _PLAIN[plain_type(config)]
     known = set(kind.config_class.__dataclass_fields__) - _CLASS_FIELDS
     fields = {name: value for name, value in config.to_dict().items() if name in known}
     if config.qkv_bias and config.head_dim * config.num_attention_heads != config.hidden_size:

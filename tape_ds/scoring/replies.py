@@ -112,6 +112,11 @@ def replies_sharing(
     return list(replies_about(causal_lm, prompts[0][:shared], rest, **reading))
 
 
+def is_cuttable(cache: Any) -> bool:
+    """Return whether a cache can be cut back to what it held before: layers of other kinds keep less than all."""
+    return all(type(layer) is DynamicLayer for layer in cache.layers)
+
+
 def replies_about(
     causal_lm: Any,
     text: Sequence[int],
@@ -127,8 +132,7 @@ def replies_about(
     if reads_in_pieces(causal_lm):
         pieces = -(-len(text) // chunk)
     _continue(causal_lm, text, cache, pieces, 1, ())
-    # layers of every other kind keep less than the whole text
-    cuttable = all(type(layer) is DynamicLayer for layer in cache.layers)
+    cuttable = is_cuttable(cache)
     for question in questions:
         own = cache if cuttable else copy.deepcopy(cache)
         ids = _continue(causal_lm, question, own, 1, new_tokens, ends)

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
-from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers.cache_utils import DynamicCache
 
+from tape_ds.scoring.replies import is_cuttable
 from tape_ds.serving.served import Served
 
 
@@ -43,19 +44,19 @@ class ReadPrompt:
         answer is about to be written into this very cache."""
         self.next_logits_1V = next_logits_1V.clone()
         self._cache = cache
-        if grows and cache is not None and not self._is_cuttable(cache):
+        if grows and cache is not None and not is_cuttable(cache):
             self._cache = copy.deepcopy(cache)
 
     def begin_answer(self) -> Any:
         """Return a cache of the prompt, for one answer to grow; None if there is none, and it must be read."""
         self._answers -= 1
-        if self._cache is None or self._is_cuttable(self._cache) or not self._answers:
+        if self._cache is None or is_cuttable(self._cache) or not self._answers:
             return self._cache
         return copy.deepcopy(self._cache)
 
     def end_answer(self) -> None:
         """Cut the cache back to the prompt."""
-        if self._cache is None or not self._is_cuttable(self._cache):
+        if self._cache is None or not is_cuttable(self._cache):
             return
         beyond = self._cache.get_seq_length() - len(self.ids)
         if beyond:
@@ -65,7 +66,3 @@ class ReadPrompt:
     def has_more(self) -> bool:
         """Whether answers follow the one that was begun last."""
         return self._answers > 0
-
-    @staticmethod
-    def _is_cuttable(cache: Any) -> bool:
-        return all(type(layer) is DynamicLayer for layer in cache.layers)

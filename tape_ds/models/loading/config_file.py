@@ -31,7 +31,8 @@ QWEN2 = "qwen2"
 """A Llama with biases on queries, keys and values: ``TapeConfig.qkv_bias``."""
 QWEN3 = "qwen3"
 """A Llama with a norm on each head of queries and keys: ``TapeConfig.qk_norm``."""
-SHAPES = ("llama", "mistral", QWEN2, QWEN3, TAPE)
+LLAMA = "llama"
+SHAPES = (LLAMA, "mistral", QWEN2, QWEN3, TAPE)
 """Model types whose parameters are Llama's, name for name; Qwen3's has two more in each block."""
 _NEEDED = (
     "hidden_size",
@@ -53,6 +54,13 @@ _DEEPER = (f"*/{CONFIG}", f"snapshots/*/{CONFIG}")
 _TOKENIZERS = ("tokenizer*", "vocab.*", "*.model")
 """A folder with a tokenizer has one of these files."""
 _TOKENIZER_SETTINGS = ("tokenizer.json", "tokenizer_config.json")
+
+
+def plain_type(config: Any) -> str:
+    """Return the model type of transformers whose shape a ``TapeConfig`` has."""
+    if config.qkv_bias:
+        return QWEN2
+    return QWEN3 if config.qk_norm else LLAMA
 
 
 def has_llamas_names(config: PreTrainedConfig) -> bool:

@@ -142,7 +142,7 @@ def from_reference(state_dict: Mapping[str, Tensor], config: Mapping[str, Any], 
         if kind.is_tape:
             # It scales RoPE in the first forward of a new longest text only, and not within the window: plain RoPE
             # remains, and YaRN's factor on cosine and sine.
-            rope |= {"factor": 1.0, "attention_factor": 0.1 * math.log(factor) + 1.0}
+            rope |= {"factor": 1.0, "attention_factor": scaling.yarn_attention(factor)}
     elif given and (kind.is_tape or given.get("type") == "linear"):
         rope = {"rope_type": "linear", "factor": float(given["factor"])}
     elif given:
