@@ -180,14 +180,15 @@ def planned_config(recipe: Recipe, base: str | None = None) -> Config:
 
 
 def known_config(recipe: Recipe) -> Config | None:
-    """Return :func:`planned_config` where neither network, tokenizer nor unpacking is needed for it: for a published
-    model, a folder, a new model of known vocabulary; else None. A dry run asks the hub for a configuration."""
+    """Return :func:`planned_config` where neither tokenizer nor unpacking is needed for it: for a published model, a
+    folder, a new model of known vocabulary, a hub id whose ``config.json`` is in the cache or answered for by the hub
+    within seconds; else None."""
     if isinstance(recipe, GeneratedRecipe):
         return planned_config(recipe)
     if isinstance(recipe, PretrainingRecipe):
         return planned_config(recipe) if _entries(recipe) else None
     name = recipe.model.model
-    file = config_file.find(name, online=recipe.dry_run)
+    file = config_file.find(name, online=True)
     is_known = shape.known(name) or (name.endswith(".gguf") and paths.of(name).is_file())
     return planned_config(recipe, None if file is None else str(file)) if file or is_known else None
 
