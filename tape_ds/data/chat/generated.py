@@ -74,7 +74,8 @@ def _conversation(
         if excess <= 0:
             return turns
         if writer.haystack is not None and room > 0:
-            room = max(0, room - excess - SPARE)
+            read = plan.room + excess  # tokens that came of the text
+            room = max(0, room * plan.room // read - SPARE)
         elif rivals:
             rivals = rivals[: -(1 + excess // 8)]
         else:

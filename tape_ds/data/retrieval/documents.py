@@ -109,17 +109,21 @@ class DocumentWriter:
         rivals = plan.rivals
         drawn = int(rng.integers(2**63))
         for _ in range(_ROUNDS):
-            # the same stretch and places in every round, a little shorter
+            # the same places in every round, and as much text as gives the length
             body = self.body(np.random.default_rng(drawn), plan.puzzle, rivals, room)
             text, answers = _with_questions(body.text, plan.puzzle.questions, header, style)
             tokens = LocatedTokens(text, self.tokenizer)
             excess = len(tokens.ids) + self.added - length
-            if excess <= 0:
+            read = max(1, plan.room + excess)  # tokens that came of the text
+            if self.haystack is not None and excess < -2 * SLACK and 0 < room < 4 * length:
+                # fewer than were stored: parts of characters, or what the tokenizer has no token for
+                room = min(4 * length, room * plan.room // read)
+            elif excess <= 0:
                 return self._document(plan, len(rivals), body, tokens, answers, 0)
-            if excess < tokens.of(0, body.first_record).stop:
+            elif excess < tokens.of(0, body.first_record).stop:
                 return self._document(plan, len(rivals), body, tokens, answers, excess)
-            if self.haystack is not None and room > 0:
-                room = max(0, room - excess - SLACK)
+            elif self.haystack is not None and room > 0:
+                room = max(0, room * plan.room // read - SLACK)
             else:
                 rivals = rivals[: -(1 + excess // 4)] if rivals else rivals
         raise NoRoomError(f"its parts have more than {length} tokens together")

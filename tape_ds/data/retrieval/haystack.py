@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 LONGEST_UNIT = 240
 """Characters of text between two places for a record, at most."""
+_TRIED = 2000
+"""Tokens that are read back to see whether they can be."""
 _CUT = "\ufffd"  # what a decoder writes for a part of a character
 
 
@@ -37,6 +39,12 @@ class Haystack:
             text = self.tokenizer.decode(ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
             parts.append(text.strip(_CUT))
         return "\n\n".join(reversed(parts))
+
+    def is_readable(self) -> bool:
+        """Return whether a text that is read back has at least half of its tokens; unknown characters have none."""
+        asked = min(_TRIED, int(self.ends[-1]))
+        text = self.stretch(np.random.default_rng(0), asked)
+        return 2 * len(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]) >= asked
 
 
 def units(text: str) -> Iterator[str]:

@@ -59,6 +59,9 @@ def writer_of(
     haystack = None
     if options.text is not None:
         haystack = Haystack(select([options.text], tokenizer, split, cache_dir, bad_rows=bad_rows).documents, tokenizer)
+        if not haystack.is_readable():
+            wrong = "of its text the tokenizer gives back less than half: it has no tokens for the rest"
+            raise UserError(source.problem(wrong, "write text=SPEC with data that the tokenizer was made for"))
     return DocumentWriter(options, tokenizer, haystack, end)
 
 

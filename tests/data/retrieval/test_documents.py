@@ -6,6 +6,7 @@ import pytest
 from tape_ds.data.retrieval import documents
 from tape_ds.data.retrieval.documents import DocumentWriter, NoRoomError
 from tape_ds.data.retrieval.haystack import LONGEST_UNIT, units
+from tape_ds.errors import UserError
 from tests.data.retrieval.conftest import PARAGRAPH, TEXT, build
 
 FAMILIES = ["lookup", "values", "chain", "count", "list"]
@@ -104,3 +105,24 @@ def test_a_tokenizer_that_joins_parts_gets_a_shorter_text(make, monkeypatch):
     monkeypatch.setattr(DocumentWriter, "_counts", lambda self, texts: [count // 2 for count in counts(self, texts)])
     monkeypatch.setattr(documents, "SLACK", 0)
     assert all(1500 < len(document.ids) <= 2000 for document in written(sequences))
+
+
+def test_a_text_that_is_stored_in_more_tokens_is_read_on(make, folder):
+    """Ids of another origin, each a part of a character or of a word, gave a document of half its length."""
+    ids = np.random.default_rng(0).integers(2, 258, 4000).astype(np.uint16)
+    np.save(folder / "ids.npy", ids)
+    sequences = make(f"rivals=2&families=lookup&text=tokens:{folder}/ids.npy#end=file", text=False)
+    assert min(len(document.ids) for document in written(sequences)) > 2000 - 3 * documents.SLACK
+
+
+def test_a_text_that_the_tokenizer_does_not_know_is_refused(make, folder):
+    """It was left out silently, and documents were records alone."""
+    (folder / "unknown.txt").write_text("unknown words " * 300)
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({"<unk>": 0, "known": 1}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
+    with pytest.raises(UserError, match="gives back less than half"):
+        make(f"rivals=2&text=text:{folder}/unknown.txt", text=False, tokenizer=tokenizer)
