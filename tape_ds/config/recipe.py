@@ -20,6 +20,7 @@ from tape_ds.config import deepspeed_config, trainer
 from tape_ds.config.files import Given
 from tape_ds.config.scale import Scale, check_groups
 from tape_ds.config.sections import Memory, Optimization, Profile, Safety, Samples, learns
+from tape_ds.config.target_weights import TargetWeights
 from tape_ds.config.trainer import Trainer
 from tape_ds.distributed.layout import SEQUENCE, TENSOR, Layout
 from tape_ds.errors import Problem, UserError, raise_if_any
@@ -41,6 +42,7 @@ class Recipe(ABC):
     """The recipe without ``--recipe``."""
     SECTIONS: ClassVar[Mapping[str, type[Section]]] = {
         "optimization": Optimization,
+        "weighting": TargetWeights,
         "safety": Safety,
         "scale": Scale,
         "memory": Memory,
@@ -59,6 +61,7 @@ class Recipe(ABC):
     """The section about the model; every kind's has ``liger`` and ``attention_backend``."""
     data: Any
     optimization: Optimization
+    weighting: TargetWeights
     safety: Safety
     scale: Scale
     memory: Memory
@@ -203,6 +206,8 @@ class Recipe(ABC):
         flat: dict[str, Any] = {"launcher": self.LAUNCHER}
         for name in self.SECTIONS:
             flat |= getattr(self, name).flat()
+        for name in self.weighting.unused_fields:
+            flat.pop(name)
         flat["global_batch_size"] = self.global_batch_size
         return flat | self.trainer.kwargs | {"deepspeed": trainer.AUTO if "deepspeed" in self.open else self.deepspeed}
 

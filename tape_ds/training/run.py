@@ -25,6 +25,7 @@ from tape_ds.config import deepspeed_config
 from tape_ds.config.recipe import Recipe
 from tape_ds.data import sources
 from tape_ds.data.bad_rows import BadRows
+from tape_ds.data.left_context import Buckets, ExactWeights, measure
 from tape_ds.data.mix import MixedSequences
 from tape_ds.data.order import collate
 from tape_ds.data.sources import weights
@@ -75,6 +76,8 @@ class Run(ABC):
     """The run's samples by number, as :class:`tape_ds.data.order.TrainingSequences` serves them."""
     bad_rows: BadRows = field(default_factory=BadRows)
     """Rows that were left out of the data; of a stream, those that this process has read."""
+    exact_weights: ExactWeights | None = None
+    """Weights of targets by their left context."""
     model: Any = None
     names: tuple[str, ...] = ()
     """Exact names of the trained parameters."""
@@ -149,6 +152,16 @@ class Run(ABC):
     def steps(self) -> int:
         return int(len(self.sequences) // self.recipe.global_batch_size)
 
+    def measure_weights(self) -> ExactWeights | None:
+        """Return the weights of targets by their left context, measured on the run's first sequences; None where all
+        count the same, or by a model's losses. Raises UserError: the sequences have no such contexts."""
+        chosen = self.recipe.weighting
+        if not self.recipe.trains or chosen.target_weights != "exact":
+            return None
+        buckets = Buckets(chosen.tail(self.recipe.window), chosen.exact_ratio)
+        histogram, samples = measure(self.sequences, buckets)
+        return ExactWeights.measured(histogram, buckets, chosen.exact_extra, samples)
+
     @property
     def attention_span(self) -> float | None:
         """Tokens that attention is computed over, where it is cut into groups."""
@@ -219,12 +232,13 @@ def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
         safety=recipe.safety,
         optimization=recipe.optimization,
         teacher=run.teacher,
+        target_weights=recipe.weighting,
         identity=run.identity,
         stop=stop,
         model=run.model,
         args=arguments,
         train_dataset=run.sequences,
-        data_collator=functools.partial(collate, pad_token_id=run.tokenizer.pad_token_id or 0),
+        data_collator=functools.partial(collate, pad_token_id=run.tokenizer.pad_token_id or 0, weigh=run.exact_weights),
         processing_class=run.tokenizer,
     )
     for callback in list(trainer.callback_handler.callbacks):
