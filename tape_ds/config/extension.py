@@ -62,7 +62,8 @@ class ExtensionData(Section):
     pose: Pose = Pose()
     packing: Packing = "cut"
     """Without PoSE: ``cut`` (documents one after another, cut at every window), ``single`` (sequences of one document,
-    whose rest is dropped) or ``whole`` (documents that fit a window are not cut; sequences are padded)."""
+    whose rest is dropped), ``whole`` (documents that fit a window are not cut; sequences are padded) or ``best_fit``
+    (the same, the longest documents placed first, where they leave least room; less padding)."""
     attend_across: bool = False
     """Let attention cross the borders of the documents in a sequence."""
     append_eos: bool = False
@@ -358,7 +359,7 @@ class ExtensionRecipe(Recipe):
                     yield Problem(name, value, wrong, "remove it, or pose_chunks: 1")
         elif data.attend_across and data.packing == "single":
             wrong = "packing = 'single' makes sequences of one document, there is nothing to attend across"
-            yield Problem("attend_across", True, wrong, "remove it, or packing: cut or whole")
+            yield Problem("attend_across", True, wrong, "remove it, or packing: cut")
 
 
 def of_method(recipe: ExtensionRecipe, problem: Problem) -> Problem:
