@@ -19,6 +19,7 @@ from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.left_context import Buckets, ExactWeights, Histogram, contexts_of
 from tape_ds.data.order import item, packed_item
 from tape_ds.data.pack import FILL
+from tape_ds.data.selection import with_copies
 from tape_ds.data.sources import TokenSource, parse_all, weights
 from tape_ds.data.tokenized import FIELD_OF, checked_ids, encode, made_for
 from tape_ds.errors import UserError
@@ -98,12 +99,14 @@ def _sample(recipe: Recipe, spec: str, tokenizer: Any) -> Iterator[Any]:
         return
     data = recipe.data
     documents = _documents(spec, tokenizer, data.skip.bad_rows, data.min_document_tokens)
+    read = list(islice(documents, SEQUENCES) if _skips(recipe) else _first(documents, SEQUENCES * window))
+    read = [read[number] for number in with_copies(np.array([len(ids) for ids in read], np.int64), data.upsample)]
     if _skips(recipe):  # whatever is skipped, a target sees the tokens of its window
-        for ids in islice(documents, SEQUENCES):
+        for ids in read:
             yield item(ids[:window], slice(1, None))
         return
     # all that is read is packed, since long documents leave a packing first
-    for sequence in FILL[data.packing](_first(documents, SEQUENCES * window), window):
+    for sequence in FILL[data.packing](read, window):
         yield packed_item(sequence, data.attend_across)
 
 

@@ -17,7 +17,7 @@ from tape_ds.data.mix import MixedSequences, mix
 from tape_ds.data.order import TrainingSequences
 from tape_ds.data.pack import pack
 from tape_ds.data.pose import PoseSequences
-from tape_ds.data.selection import select, token_counts
+from tape_ds.data.selection import select, token_counts, upsampled
 from tape_ds.data.sources import weights
 from tape_ds.data.tokenized import scored_rows
 from tape_ds.encodings import scaling, trained_rope
@@ -230,10 +230,13 @@ def training_sequences(
     def sequences_of(specs: list[str], seed: int) -> TrainingSequences:
         found = select(specs, tokenizer, "train", cache, data.min_document_tokens, data.max_documents, bad_rows)
         origin = f"{found}" + f", none below {data.min_document_tokens:,}" * (data.min_document_tokens > 1)
+        documents = upsampled(found.documents, data.upsample)
+        if data.upsample:
+            origin += f"; long ones again: {len(documents):,} documents, {int(token_counts(documents).sum()):,} tokens"
         if data.pose.chunks > 1:
-            sequences, pose = found.documents, PoseSequences(data.window, recipe.model.target_length, data.pose)
+            sequences, pose = documents, PoseSequences(data.window, recipe.model.target_length, data.pose)
         else:
-            sequences, pose = pack(found.documents, data.window, cache, data.packing, end, specs=specs), None
+            sequences, pose = pack(documents, data.window, cache, data.packing, end, specs=specs), None
             origin += f"; {int(token_counts(sequences).sum()):,} in {len(sequences):,} sequences"
         return TrainingSequences(
             sequences,
