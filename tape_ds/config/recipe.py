@@ -19,7 +19,7 @@ from tape_ds import attention
 from tape_ds.config import deepspeed_config, trainer
 from tape_ds.config.files import Given
 from tape_ds.config.scale import Scale, check_groups
-from tape_ds.config.sections import Memory, Optimization, Profile, Safety, Samples, learns
+from tape_ds.config.sections import Averaging, Memory, Optimization, Profile, Safety, Samples, learns
 from tape_ds.config.target_weights import TargetWeights
 from tape_ds.config.trainer import Trainer
 from tape_ds.distributed.layout import SEQUENCE, TENSOR, Layout
@@ -44,6 +44,7 @@ class Recipe(ABC):
         "optimization": Optimization,
         "weighting": TargetWeights,
         "safety": Safety,
+        "averaging": Averaging,
         "scale": Scale,
         "memory": Memory,
         "profile": Profile,
@@ -63,6 +64,7 @@ class Recipe(ABC):
     optimization: Optimization
     weighting: TargetWeights
     safety: Safety
+    averaging: Averaging
     scale: Scale
     memory: Memory
     profile: Profile

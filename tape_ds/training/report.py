@@ -44,6 +44,7 @@ def begin(run: Run) -> results.Result:
         "steps": f"{run.steps:,}, seed {arguments.seed}",
         **({"rates": run.rates} if run.names else {}),
         **weighting(run),
+        **averages(run),
         **({"layout": recipe.layout_choice} if recipe.layout_choice else {}),
         "engine": f"{f'ZeRO-{stage}' if arguments.deepspeed else 'no DeepSpeed'}, "
         f"{'bf16' if arguments.bf16 else 'fp16' if arguments.fp16 else 'fp32'}, checkpointing "
@@ -69,6 +70,11 @@ def weighting(run: Run) -> dict[str, str]:
         return {}
     lines = {"target weights": chosen.outline(run.recipe.window)}
     return lines if run.exact_weights is None else {**lines, "left context": str(run.exact_weights)}
+
+
+def averages(run: Run) -> dict[str, str]:
+    count = run.recipe.averaging.average_last
+    return {"average": f"the trained weights are the mean of the last {count} checkpoints"} if count else {}
 
 
 def conclude(run: Run, trainer: TapeTrainer, started: results.Result) -> None:

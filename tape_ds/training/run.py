@@ -43,7 +43,14 @@ from tape_ds.resilience.stopping import StopRequest
 from tape_ds.run_folder import METRICS, RESULTS, TRAINED
 from tape_ds.scoring import inspection
 from tape_ds.training import library_checks, parameter_groups
-from tape_ds.training.callbacks import ApplyMemorySavings, PositionUpdates, Progress, SaveTrained, TokensBySource
+from tape_ds.training.callbacks import (
+    ApplyMemorySavings,
+    AverageLast,
+    PositionUpdates,
+    Progress,
+    SaveTrained,
+    TokensBySource,
+)
 from tape_ds.training.environment import isolate_trackers, keep_trackers_in
 from tape_ds.training.profiling import StepProfiler
 from tape_ds.training.samples import WriteSamples
@@ -204,7 +211,8 @@ def sample_count(recipe: Recipe, sequences: int) -> int:
     steps = recipe.trainer_value("max_steps")
     if steps <= 0:
         steps = math.ceil(recipe.trainer_value("num_train_epochs") * sequences / recipe.global_batch_size)
-        raise_if_any(library_checks.check_schedule(recipe, steps) if steps else [])
+        problems = library_checks.check_schedule(recipe, steps) if steps else []
+        raise_if_any([*problems, *recipe.averaging.check_saves(steps, recipe.trainer_value("save_steps"))])
     return int(steps * recipe.global_batch_size)
 
 
@@ -251,6 +259,8 @@ def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
         trainer.add_callback(ApplyMemorySavings(recipe.memory))
     if recipe.profile.profile:
         trainer.add_callback(StepProfiler(trainer, recipe.profile, output))
+    if run.names and recipe.averaging.average_last is not None:
+        trainer.add_callback(AverageLast(trainer, output, recipe.averaging.average_last))
     trainer.add_callback(SaveTrained(trainer, output / TRAINED, outdated=output / RESULTS / "run.json"))
     if run.names and encodings.without_updates(run.config):
         reasons = [str(problem) for problem in inspection.check(run.config)]

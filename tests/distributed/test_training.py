@@ -1,6 +1,7 @@
 """Whole runs of the real trainer whose sequences or layers processes share: twenty steps are those of one process."""
 
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -72,6 +73,17 @@ def test_weights_are_those_of_one_process(group, by_one_process, tmp_path, plan)
     for mine, other in zip(shared["others"], alone["others"], strict=True):
         assert mine == pytest.approx(other, rel=1e-5)
         assert other[1] != pytest.approx(1.0, abs=1e-3)
+
+
+@pytest.mark.parametrize("share, stage", [("none", 3), ("TP2", 1)])
+def test_a_mean_of_checkpoints_is_that_of_one_process(group, by_one_process, tmp_path, share, stage):
+    """Of parameters that ranks hold in shards, or in pieces."""
+    plan = Plan(share, stage=stage, steps=6, save_steps=2, average=3)
+    alone = by_one_process(plan.numbers)
+    shared = group.run(train, str(tmp_path), plan)[0]
+    assert furthest(shared, alone)["weights"] <= TOLERANCE["weights"]
+    last = by_one_process(replace(plan.numbers, average=0))
+    assert furthest(shared, last)["weights"] > 100 * TOLERANCE["weights"]
 
 
 @pytest.fixture(scope="module")

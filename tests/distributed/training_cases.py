@@ -26,7 +26,7 @@ from tape_ds.data.order import IGNORED, collate
 from tape_ds.distributed import distributed_map
 from tape_ds.distributed.layout import Layout
 from tape_ds.methods.prepare import prepare
-from tape_ds.training.callbacks import ApplyMemorySavings
+from tape_ds.training.callbacks import ApplyMemorySavings, AverageLast
 from tape_ds.training.objective import Weighted
 from tape_ds.training.trainer import TapeTrainer
 from tests.distributed.covering import cover
@@ -103,6 +103,8 @@ class Plan:
     """Of targets: a value of the field ``target_weights``."""
     steps: int = STEPS
     save_steps: int = 0
+    average: int = 0
+    """Checkpoints whose mean the weights are in the end."""
 
     @property
     def pose(self) -> bool:
@@ -112,7 +114,7 @@ class Plan:
     @property
     def numbers(self) -> "Plan":
         """The run of one process that computes the same."""
-        same = ("encoding", "heads", "method", "weights", "steps")
+        same = ("encoding", "heads", "method", "weights", "steps", "save_steps", "average")
         return Plan(**{name: getattr(self, name) for name in same})
 
     def layout(self, world: int) -> Layout:
@@ -170,6 +172,8 @@ def train(folder: str, plan: Plan, resume: str | None = None) -> dict[str, Any]:
         target_weights=TargetWeights(target_weights=plan.weights, longce_short=3, longce_stride=2, longce_most=1.2),
     )
     trainer.add_callback(ApplyMemorySavings(SAVINGS[plan.savings]))
+    if plan.average:
+        trainer.add_callback(AverageLast(trainer, Path(given.output_dir), plan.average))
     with mock.patch.object(saving, "need", wraps=saving.need) as needed:
         trainer.train(resume_from_checkpoint=resume)
     weights = trained.gather(trainer.model, list(prepared.names))
