@@ -60,6 +60,8 @@ class TrainedRecord:
     """Commit of a base from the hub."""
     base_files: Mapping[str, str] | None = None
     """Fingerprints of the base's weights by file; None in what older versions saved."""
+    averaged: Mapping[str, str] | None = None
+    """Fingerprints of the checkpoints' files whose mean these weights are; None: those of one step."""
     format: int = FORMAT
 
 
@@ -154,7 +156,10 @@ def save_trained(
             storage.write_file(folder / WEIGHTS, lambda path: save_file(tensors, path, metadata={"format": "pt"}))
     if tokenizer is not None:
         tokenizers.save(tokenizer, folder)
-    storage.write_json(folder / RECORD, asdict(record))
+    content = asdict(record)
+    if record.averaged is None:  # which older versions do not know
+        del content["averaged"]
+    storage.write_json(folder / RECORD, content)
 
 
 def replace_trained(

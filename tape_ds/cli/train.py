@@ -62,7 +62,7 @@ def describe(recipe: Recipe) -> str:
     """Return the plan as lines of ``name: value``, for ``--dry_run``."""
     from tape_ds.export import config_json
     from tape_ds.planning import recipe_job
-    from tape_ds.training import compiled_ops, device, earlier_run, library_checks, model_config
+    from tape_ds.training import compiled_ops, context_preview, device, earlier_run, library_checks, model_config
 
     problems = library_checks.check(recipe)
     with collecting(problems):
@@ -91,6 +91,7 @@ def describe(recipe: Recipe) -> str:
             "steps": f"{length}, seed {value('seed')}",
             "rates": f"learning rate {rate:g}, weight decay {value('weight_decay'):g}"
             + f"; position parameters: {recipe.optimization.outline(rate)}" * recipe.trains_positions,
+            **context_preview.lines(recipe),
         }
     precision = next((name for name in ("bf16", "fp16") if recipe.trainer_value(name)), "fp32")
     engine = f"ZeRO-{deepspeed_config.stage(recipe.deepspeed)}" if recipe.deepspeed else "no DeepSpeed"

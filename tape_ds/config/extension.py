@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from tape_ds import encodings
 from tape_ds.config.files import Given
@@ -25,6 +25,7 @@ from tape_ds.models.loading import config_file
 from tape_ds.models.loading.config_file import family_note, other_family
 from tape_ds.models.sizes import STATE_DTYPES
 
+MOST_COPIES = 100
 SPAN = 2048
 """Default tokens per mean of loss by position."""
 
@@ -62,7 +63,8 @@ class ExtensionData(Section):
     pose: Pose = Pose()
     packing: Packing = "cut"
     """Without PoSE: ``cut`` (documents one after another, cut at every window), ``single`` (sequences of one document,
-    whose rest is dropped) or ``whole`` (documents that fit a window are not cut; sequences are padded)."""
+    whose rest is dropped), ``whole`` (documents that fit a window are not cut; sequences are padded) or ``best_fit``
+    (the same, the longest documents placed first, where they leave least room; less padding)."""
     attend_across: bool = False
     """Let attention cross the borders of the documents in a sequence."""
     append_eos: bool = False
@@ -72,8 +74,19 @@ class ExtensionData(Section):
     single``, else 1."""
     max_documents: int | None = Field(None, ge=1)
     """Read no further than this many documents of min_document_tokens; null: read all."""
+    upsample: dict[Tokens, Annotated[int, Field(ge=1, le=MOST_COPIES)]] = {}
+    """Length -> how often documents of so many tokens are read in an epoch, up to the next length: ``{8k: 2, 16k: 4}``.
+    Shorter ones are read once."""
     skip: Skip = Skip()
     data_cache: DataCache = None
+
+    @field_validator("upsample", mode="before")
+    @classmethod
+    def _lengths(cls, given: Any) -> Any:
+        """Take lengths that JSON had to write as texts."""
+        if not isinstance(given, dict):
+            return given
+        return {int(key) if isinstance(key, str) and key.isdecimal() else key: value for key, value in given.items()}
 
 
 RULER_TASKS = (
@@ -190,6 +203,8 @@ class ExtensionRecipe(Recipe):
         Targets of adapters are spelled out as a Llama's, unless the model is known to be of another family.
         """
         found = {name: value for name, value in super().as_dict().items() if name not in self.method.unused_fields}
+        if not self.data.upsample:  # nor in a checkpoint's identity, so that older runs resume
+            del found["upsample"]
         if "lora_targets" in found:
             is_given = "lora_targets" in self.given
             if other_family(self.native_config() or {}) is None:
@@ -208,6 +223,7 @@ class ExtensionRecipe(Recipe):
         if data.pose.chunks > 1:
             made = f"PoSE, {data.pose.chunks} chunks of one document"
         made += f"; documents below {data.min_document_tokens:,} left out" * (data.min_document_tokens > 1)
+        made += "".join(f"; from {length:,} tokens x{times}" for length, times in sorted(data.upsample.items()))
         read = f"{weights.described(data.train_data)}: sequences of {data.window:,} tokens ({made})"
 
         config = self.native_config()
@@ -342,6 +358,20 @@ class ExtensionRecipe(Recipe):
         if self.trains:
             yield from generated.check_drawn(self.data.train_data, self.window, self.trainer_value("max_steps"))
 
+    @rule("upsample", "min_document_tokens")
+    def _upsample(self) -> Iterator[Problem]:
+        times, least = self.data.upsample, self.data.min_document_tokens
+        if not times:
+            return
+        if min(times) < 1:
+            yield Problem("upsample", times, "a length below 1", "give lengths in tokens, such as 8k: 2")
+        elif len({1, *times.values()}) == 1:
+            yield Problem("upsample", times, "every document is read once", "remove it, or give 2 or more for a length")
+        elif len(times) == 1 and min(times) <= least:
+            wrong = f"no document is shorter: min_document_tokens = {least}"
+            remedy = f"remove it, or min_document_tokens: {max(1, min(times) // 2)}"
+            yield Problem("upsample", times, wrong, remedy)
+
     @rule("pose_chunks", "pose_reach", "pose_content", "pose_skips", "window", "target_length")
     def _window(self) -> Iterator[Problem]:
         if self.window > self.model.target_length:
@@ -365,7 +395,7 @@ class ExtensionRecipe(Recipe):
                     yield Problem(name, value, wrong, "remove it, or pose_chunks: 1")
         elif data.attend_across and data.packing == "single":
             wrong = "packing = 'single' makes sequences of one document, there is nothing to attend across"
-            yield Problem("attend_across", True, wrong, "remove it, or packing: cut or whole")
+            yield Problem("attend_across", True, wrong, "remove it, or packing: cut")
 
 
 def of_method(recipe: ExtensionRecipe, problem: Problem) -> Problem:

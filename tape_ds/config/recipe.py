@@ -19,7 +19,8 @@ from tape_ds import attention
 from tape_ds.config import deepspeed_config, trainer
 from tape_ds.config.files import Given
 from tape_ds.config.scale import Scale, check_groups
-from tape_ds.config.sections import Memory, Optimization, Profile, Safety, Samples, learns
+from tape_ds.config.sections import Averaging, Memory, Optimization, Profile, Safety, Samples, learns
+from tape_ds.config.target_weights import TargetWeights
 from tape_ds.config.trainer import Trainer
 from tape_ds.distributed.layout import SEQUENCE, TENSOR, Layout
 from tape_ds.errors import Problem, UserError, raise_if_any
@@ -41,7 +42,9 @@ class Recipe(ABC):
     """The recipe without ``--recipe``."""
     SECTIONS: ClassVar[Mapping[str, type[Section]]] = {
         "optimization": Optimization,
+        "weighting": TargetWeights,
         "safety": Safety,
+        "averaging": Averaging,
         "scale": Scale,
         "memory": Memory,
         "profile": Profile,
@@ -59,7 +62,9 @@ class Recipe(ABC):
     """The section about the model; every kind's has ``liger`` and ``attention_backend``."""
     data: Any
     optimization: Optimization
+    weighting: TargetWeights
     safety: Safety
+    averaging: Averaging
     scale: Scale
     memory: Memory
     profile: Profile
@@ -203,6 +208,8 @@ class Recipe(ABC):
         flat: dict[str, Any] = {"launcher": self.LAUNCHER}
         for name in self.SECTIONS:
             flat |= getattr(self, name).flat()
+        for name in self.weighting.unused_fields:
+            flat.pop(name)
         flat["global_batch_size"] = self.global_batch_size
         return flat | self.trainer.kwargs | {"deepspeed": trainer.AUTO if "deepspeed" in self.open else self.deepspeed}
 

@@ -3,6 +3,7 @@
 How model states are sharded and offloaded is set by the DeepSpeed JSON, see :mod:`.deepspeed_config`.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
@@ -111,6 +112,46 @@ class Safety(Section):
         if self.spike_action == "skip" and recipe.trainer_value("fp16"):
             wrong = "fp16's loss scale takes a skipped step for an overflow, and shrinks"
             yield Problem("spike_action", "skip", wrong, "use bf16, or spike_action: warn")
+
+
+class Averaging(Section):
+    """Weights of several checkpoints as one."""
+
+    average_last: Annotated[int | None, FREE] = Field(None, ge=2)
+    """Make ``trained``, and what is scored, the mean of this many of the last checkpoints, that of the last step among
+    them; null: the weights of the last step."""
+
+    @rule("average_last", "max_steps", "save_strategy", "save_steps", "save_total_limit")
+    def _saved(self, recipe: RecipeView) -> Iterator[Problem]:
+        count, limit = self.average_last, recipe.trainer_value("save_total_limit")
+        if count is None:
+            return
+        if not recipe.trains:
+            yield Problem("average_last", count, "nothing is trained", "remove it")
+        elif recipe.trainer_value("save_strategy") == "no":
+            remedy = "average_last: null, or save_strategy: steps"
+            yield Problem("average_last", count, "save_strategy is no: nothing is saved", remedy)
+        elif limit is not None and limit < count:
+            wrong = f"save_total_limit = {limit} keeps fewer"
+            yield Problem("average_last", count, wrong, f"save_total_limit: {count}, or average_last: null")
+        elif recipe.trainer_value("max_steps") > 0:
+            yield from self.check_saves(recipe.trainer_value("max_steps"), recipe.trainer_value("save_steps"))
+
+    def check_saves(self, steps: int, save_steps: float) -> Iterator[Problem]:
+        """Yield why a run of ``steps`` steps has too few checkpoints for the mean."""
+        count = self.average_last
+        if count is None:
+            return
+        # as transformers counts a share
+        every = max(1, math.ceil(save_steps * steps)) if save_steps < 1 else int(save_steps)
+        saves = -(-steps // every)
+        if saves >= count:
+            return
+        wrong = f"a run of {steps:,} steps has {saves} with save_steps = {every:,}"
+        remedy = "average_last: null"
+        if steps >= count:
+            remedy = f"save_steps: {steps // count}, or average_last: null"
+        yield Problem("average_last", count, wrong, remedy)
 
 
 class Profile(Section):

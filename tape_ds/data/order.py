@@ -5,7 +5,7 @@ consumed is the whole state of the loader, and a run resumes at any sample on an
 batch ``s`` of size ``G`` is samples ``s * G .. (s + 1) * G - 1``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -191,9 +191,13 @@ def item(
 
 
 def collate(
-    sequences: Sequence[dict[str, torch.Tensor]], pad_token_id: int = 0, multiple_of: int = 1
+    sequences: Sequence[dict[str, torch.Tensor]],
+    pad_token_id: int = 0,
+    multiple_of: int = 1,
+    weigh: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> dict[str, torch.Tensor | int]:
-    """Return sequences of unequal length as one batch [B, T], padded on the right.
+    """Return sequences of unequal length as one batch [B, T], padded on the right; ``weigh`` adds ``target_weights``
+    [B, T] of its ``document_ids``.
 
     T is the longest sequence, rounded up to ``multiple_of`` (for sequence parallelism and some kernels). Padding has
     document id -1 and label -100, so it is neither attended nor a target.
@@ -215,6 +219,8 @@ def collate(
             value = int(filling.get(name, values[-1]))
             padded.append(torch.cat([values, values.new_full((length - len(values),), value)]))
         batch[name] = torch.stack(padded)
+    if weigh is not None:
+        batch["target_weights"] = weigh(torch.as_tensor(batch["document_ids"]))
     positions, documents = batch.get("position_ids"), batch.get("document_ids")
     if isinstance(positions, torch.Tensor) and bool((positions == positions[:1]).all()):
         batch["position_ids"] = positions[:1]

@@ -1,10 +1,12 @@
-"""Documents packed into training sequences by :func:`cut`, :func:`single` or :func:`whole`; :func:`pack` caches them.
+"""Documents packed into training sequences by :func:`cut`, :func:`single`, :func:`whole` or :func:`best_fit`;
+:func:`pack` caches them.
 
-The three take token arrays [n_i] and a sequence's ``length``, and yield ``{"input_ids", "document_ids"}``, both int32
+The four take token arrays [n_i] and a sequence's ``length``, and yield ``{"input_ids", "document_ids"}``, both int32
 [t]. ``document_ids`` count from 0 in each sequence. The rest of a document that is cut is a document of the next
 sequence, without what came before.
 """
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -18,9 +20,12 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 PackedSequence = dict[str, np.ndarray]
-Packing = Literal["cut", "single", "whole"]
+Packing = Literal["cut", "single", "whole", "best_fit"]
+PADDED: tuple[Packing, ...] = ("whole", "best_fit")
+"""Those that give sequences shorter than ``length``."""
 
-OPEN_SEQUENCES = 64  # that whole() fills at a time
+OPEN_SEQUENCES = 64  # that whole() fills at a time, and best_fit() keeps for its next buffer
+BUFFER_SEQUENCES = 256  # sequences whose tokens best_fit() sorts at a time
 # Part of every key: raise it when the code below gives other output for the same input.
 FORMAT = 1
 
@@ -38,7 +43,7 @@ def pack(
 
     Args:
         documents: with a column ``input_ids``; their order is kept.
-        packing: a name of :data:`FILL`. Only ``whole`` gives sequences shorter than ``length``.
+        packing: a name of :data:`FILL`. Those of :data:`PADDED` give sequences shorter than ``length``.
         end: a token after each document that does not end with it; None: no token.
         specs: the documents' data specs, for messages.
 
@@ -47,7 +52,7 @@ def pack(
     """
     from datasets import Features, List, Value
 
-    column = List(Value("int32"), -1 if packing == "whole" else length)
+    column = List(Value("int32"), -1 if packing in PADDED else length)
     features = Features({"input_ids": column, "document_ids": column})
     key = cache.key("rows", format=FORMAT, documents=documents._fingerprint, length=length, packing=packing, end=end)
     of = f" of {', '.join(specs)}" * bool(specs)
@@ -124,6 +129,74 @@ def whole(documents: Iterable[np.ndarray], length: int) -> Iterator[PackedSequen
     yield from map(_joined, sequences)
 
 
+def best_fit(documents: Iterable[np.ndarray], length: int) -> Iterator[PackedSequence]:
+    """Yield sequences of at most ``length`` without cutting a document that fits a sequence; nothing is dropped.
+
+    Best-fit decreasing (Ding et al. 2024, arXiv:2404.10830, Section 3), a buffer at a time: documents are read until
+    they fill :data:`BUFFER_SEQUENCES`, and placed the longest first, each into the sequence with the least room that
+    takes it. Of the sequences that then have room, the :data:`OPEN_SEQUENCES` with the most are kept for the next
+    buffer, the others are yielded. A longer document is cut into full sequences, yielded at once, and its rest is
+    placed like a short document. Documents of a sequence are in the order in which they were read.
+    """
+    filling = _BestFit(length)
+    buffer: list[np.ndarray] = []
+    buffered = 0
+    for tokens in documents:
+        for start in range(0, len(tokens), length):
+            piece = tokens[start : start + length]
+            if len(piece) == length:
+                yield _joined([piece])
+                continue
+            buffer.append(piece)
+            buffered += len(piece)
+        if buffered >= BUFFER_SEQUENCES * length:
+            yield from filling.place(buffer)
+            yield from filling.release(OPEN_SEQUENCES)
+            buffer = []
+            buffered = 0
+    yield from filling.place(buffer)
+    yield from filling.release(0)
+
+
+class _BestFit:
+    """Sequences of ``length`` that have room, and the pieces in them."""
+
+    def __init__(self, length: int):
+        self.length = length
+        self.read = 0  # pieces so far
+        self.made = 0  # sequences so far
+        self.rooms: list[tuple[int, int]] = []  # (room, number of the sequence), rising
+        self.pieces: dict[int, list[tuple[int, np.ndarray]]] = {}  # by number: (when it was read, tokens)
+
+    def place(self, buffer: Sequence[np.ndarray]) -> Iterator[PackedSequence]:
+        """Place pieces, the longest first, and yield the sequences that they fill."""
+        numbered = list(enumerate(buffer, self.read))
+        self.read += len(numbered)
+        for when, piece in sorted(numbered, key=lambda each: -len(each[1])):  # stable
+            at = bisect_left(self.rooms, (len(piece), -1))
+            if at < len(self.rooms):
+                room, number = self.rooms.pop(at)
+            else:
+                room = self.length
+                number = self.made
+                self.made += 1
+            self.pieces.setdefault(number, []).append((when, piece))
+            if room == len(piece):
+                yield self._take(number)
+            else:
+                insort(self.rooms, (room - len(piece), number))
+
+    def release(self, kept: int) -> Iterator[PackedSequence]:
+        """Yield all but the ``kept`` sequences with the most room, the fullest first."""
+        given = self.rooms[: max(0, len(self.rooms) - kept)]
+        self.rooms = self.rooms[len(given) :]
+        for _, number in given:
+            yield self._take(number)
+
+    def _take(self, number: int) -> PackedSequence:
+        return _joined([piece for _, piece in sorted(self.pieces.pop(number), key=lambda each: each[0])])
+
+
 def _joined(pieces: list[np.ndarray]) -> PackedSequence:
     owners = np.repeat(np.arange(len(pieces), dtype=np.int32), [len(piece) for piece in pieces])
     return {"input_ids": np.concatenate(pieces).astype(np.int32), "document_ids": owners}
@@ -133,4 +206,5 @@ FILL: dict[Packing, Callable[[Iterable[np.ndarray], int], Iterator[PackedSequenc
     "cut": cut,
     "single": single,
     "whole": whole,
+    "best_fit": best_fit,
 }

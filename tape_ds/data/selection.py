@@ -5,7 +5,7 @@ their number: PoSE's authors took 100,000 long texts from one part of the Pile.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -136,6 +136,20 @@ def _first(
     if not counts["tokens"]:
         return Selection(Dataset.from_dict({"name": [], "input_ids": []}, features), **counts)
     return Selection(load_from_disk(str(folder)), **counts)
+
+
+def upsampled(documents: "Dataset", times: Mapping[int, int]) -> "Dataset":
+    """Return the documents with long ones several times, see :func:`with_copies`."""
+    return documents.select(with_copies(token_counts(documents), times)) if times else documents
+
+
+def with_copies(lengths: np.ndarray, times: Mapping[int, int]) -> np.ndarray:
+    """Return the numbers of documents of these lengths, int64 [n], each as often as ``times`` has for the largest of
+    its lengths that it reaches, once below all of them. After all documents come the second copies, then the third
+    ones, so that copies are far apart."""
+    factors = np.array([1, *(times[length] for length in sorted(times))])
+    own = factors[np.searchsorted(np.array(sorted(times)), lengths, side="right")]
+    return np.concatenate([np.flatnonzero(own >= copy) for copy in range(1, int(own.max(initial=1)) + 1)])
 
 
 def token_counts(rows: "Dataset") -> np.ndarray:

@@ -9,7 +9,7 @@ Shape letters: N tokens, C tokens of a chunk, D hidden size, V entries of the wh
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from tape_ds.distributed.group import RankGroup
 from tape_ds.kernels import linear_cross_entropy as chunked
+from tape_ds.kernels.weighted_cross_entropy import weights_of
 
 
 @dataclass(frozen=True)
@@ -55,18 +56,64 @@ class VocabularyShard:
             fitting |= ids == ignored
         torch._assert_async(fitting.all(), f"{what} is none of the vocabulary's {entries} entries")
 
-    def loss(self, hidden_ND: Tensor, weight: Tensor, targets_N: Tensor, ignore_index: int) -> Tensor:
+    def loss(
+        self,
+        hidden_ND: Tensor,
+        weight: Tensor,
+        targets_N: Tensor,
+        ignore_index: int,
+        given_N: Tensor | None = None,
+        cap: float | None = None,
+    ) -> Tensor:
         """Return sum of cross-entropies in nats, fp32 (fp64 for fp64 input), the same in every process.
 
         The gradient of ``hidden_ND`` is what this process's rows [v, D] give of it: a part of the sum over processes.
+        With ``given_N`` the result has the three sums of
+        :func:`tape_ds.kernels.weighted_cross_entropy.weighted_cross_entropy`.
 
         Raises:
             RuntimeError: a target that is none of the vocabulary.
         """
         self.check(targets_N, "a target", ignored=ignore_index)
         wanted = tuple(torch.is_grad_enabled() and x.requires_grad for x in (hidden_ND, weight))
-        loss: Tensor = _Loss.apply(hidden_ND, weight, targets_N, ignore_index, self, wanted)
-        return loss
+        loss, others = _Loss.apply(hidden_ND, weight, targets_N, ignore_index, self, wanted, given_N, cap)
+        return loss if given_N is None else torch.cat((loss[None], others))
+
+    @torch.no_grad()
+    def separate_losses(self, hidden_ND: Tensor, weight: Tensor, targets_N: Tensor, *, ignore_index: int) -> Tensor:
+        """Return the loss of each target in nats, 0 for ``ignore_index``; the same in every process."""
+        self.check(targets_N, "a target", ignored=ignore_index)
+        operand = weight.to(chunked.product_dtype(hidden_ND))
+        losses_N = hidden_ND.new_zeros(len(targets_N), dtype=chunked.softmax_dtype(hidden_ND))
+        chunk = chunked.chunk_tokens(max(self.sizes))
+        with torch.autocast(hidden_ND.device.type, enabled=False):
+            for at in range(0, len(targets_N), chunk):
+                rows = slice(at, at + chunk)
+                logits_Cv = (hidden_ND[rows].to(operand.dtype) @ operand.t()).to(losses_N.dtype)
+                losses_N[rows] = self.normalise(logits_Cv, targets_N[rows]).losses_C
+        return losses_N.masked_fill_(targets_N == ignore_index, 0)
+
+    def normalise(self, logits_Cv: Tensor, targets_C: Tensor) -> "Normalised":
+        """Exchange what the softmax over the whole vocabulary needs; the logits' memory is used up."""
+        shifted_Cv = logits_Cv.sub_(self.group.largest(logits_Cv.amax(dim=-1, keepdim=True)))
+        absent_C, local_C = self.local(targets_C)
+        mine_C1 = shifted_Cv.gather(-1, local_C[:, None]).masked_fill(absent_C[:, None], 0)
+        p_Cv = shifted_Cv.exp_()
+        total_C1, target_C1 = self.group.sum(torch.stack((p_Cv.sum(dim=-1, keepdim=True), mine_C1)))
+        return Normalised((total_C1.log() - target_C1)[:, 0], p_Cv.div_(total_C1), absent_C, local_C)
+
+
+class Normalised(NamedTuple):
+    """The softmax of a chunk's logits, in which several processes have entries."""
+
+    losses_C: Tensor
+    """Of all the targets, the same in every process."""
+    p_Cv: Tensor
+    """Probabilities of this process's entries."""
+    absent_C: Tensor
+    """bool: the targets that are another process's entries."""
+    local_C: Tensor
+    """Targets as numbers of this process's rows."""
 
 
 class _Loss(torch.autograd.Function):
@@ -81,10 +128,13 @@ class _Loss(torch.autograd.Function):
         ignore_index: int,
         part: VocabularyShard,
         wanted: tuple[bool, bool],
-    ) -> Tensor:
+        given_N: Tensor | None,
+        cap: float | None,
+    ) -> tuple[Tensor, Tensor]:
         for_hidden, for_weight = wanted  # torch's needs_input_grad is true under no_grad as well
         dtype = chunked.product_dtype(hidden_ND)
         loss = hidden_ND.new_zeros((), dtype=chunked.softmax_dtype(hidden_ND))
+        others = loss.new_zeros(2)
         d_hidden_ND = torch.zeros_like(hidden_ND) if for_hidden else None
         sum_vD: Tensor | None = None
         weight, ignored_N = weight_vD.to(dtype), targets_N == ignore_index
@@ -98,15 +148,19 @@ class _Loss(torch.autograd.Function):
                 ignored_C1 = ignored_N[rows, None]
                 hidden_CD = hidden_ND[rows].to(dtype).masked_fill(ignored_C1, 0)
                 logits_Cv = (hidden_CD @ weight.t()).to(loss.dtype)
-                shifted_Cv = logits_Cv.sub_(part.group.largest(logits_Cv.amax(dim=-1, keepdim=True)))
-                absent_C, local_C = part.local(targets_N[rows])
-                mine_C1 = shifted_Cv.gather(-1, local_C[:, None]).masked_fill(absent_C[:, None], 0)
-                p_Cv = shifted_Cv.exp_()
-                total_C1, target_C1 = part.group.sum(torch.stack((p_Cv.sum(dim=-1, keepdim=True), mine_C1)))
-                loss += (total_C1.log() - target_C1).masked_fill(ignored_C1, 0).sum()
+                found = part.normalise(logits_Cv, targets_N[rows])
+                losses_C = found.losses_C.masked_fill(ignored_C1[:, 0], 0)
                 # the loss's derivative in this process's logits
-                slope_Cv = p_Cv.div_(total_C1)
-                slope_Cv.scatter_add_(-1, local_C[:, None], (~absent_C[:, None]).to(slope_Cv.dtype).neg())
+                slope_Cv = found.p_Cv
+                target = (~found.absent_C[:, None]).to(slope_Cv.dtype)
+                slope_Cv.scatter_add_(-1, found.local_C[:, None], target.neg())
+                if given_N is None:
+                    loss += losses_C.sum()
+                else:
+                    weights_C = weights_of(given_N[rows], losses_C, cap).masked_fill(ignored_C1[:, 0], 0)
+                    loss += (weights_C * losses_C).sum()
+                    others += torch.stack((losses_C.sum(), weights_C.sum()))
+                    slope_Cv.mul_(weights_C[:, None])
                 slope_Cv = slope_Cv.masked_fill_(ignored_C1, 0).to(dtype)
                 if d_hidden_ND is not None:
                     d_hidden_ND[rows] = slope_Cv @ weight
@@ -117,7 +171,8 @@ class _Loss(torch.autograd.Function):
             sum_vD = torch.zeros_like(weight_vD) if sum_vD is None else sum_vD.to(kept)
         ctx.save_for_backward(d_hidden_ND, sum_vD)
         ctx.dtypes = hidden_ND.dtype, weight_vD.dtype
-        return loss
+        ctx.mark_non_differentiable(others)
+        return loss, others
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -125,4 +180,4 @@ class _Loss(torch.autograd.Function):
             None if gradient is None else chunked.scaled_gradient(gradient, gradients[0], dtype)
             for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         ]
-        return (*found, None, None, None, None)
+        return (*found, None, None, None, None, None, None)

@@ -248,6 +248,7 @@ class RandpeOptions(Options):
     """Seed of the fixed draw of evaluation."""
 
     no_random_shift = "positions are drawn at random already"  # an offset would push them out of the window
+    draws = True
 
     def problems_with(self, config: ModelConfig) -> Iterator[Problem]:
         window, length = config.max_position_embeddings, self.evaluation_length
@@ -347,6 +348,10 @@ class TapeOptions(Options):
     a new model begins with it. For training from scratch: a converted Llama then does not begin as the Llama."""
 
     biases_scores = True  # from start: alibi
+
+    @property
+    def draws(self) -> bool:
+        return self.start == "alibi" or super().draws
 
     @property
     def learns(self) -> bool:

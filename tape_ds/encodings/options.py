@@ -86,6 +86,11 @@ class Options:
         """Whether the encoding has parameters, those of abacus left out."""
         return False
 
+    @property
+    def draws(self) -> bool:
+        """Whether a forward in training draws positions at random."""
+        return self.random_shift > 0 or (self.abacus and self.abacus_shift > 0)
+
     def problem(self, name: str, wrong: str, remedy: str) -> Problem:
         return Problem(f"position_options.{name}", getattr(self, name), wrong, remedy)
 

@@ -162,6 +162,9 @@ def _encoding_table(source: SourceModel) -> str:
             rows.append(("parameters trained", share))
         if any("lora_" in name for name in record.names):
             rows.append(("adapters", "merged into the weights"))
+        if record.averaged is not None:
+            steps = dict.fromkeys(name.partition("/")[0] for name in record.averaged)
+            rows.append(("weights", f"the mean of {', '.join(steps)}"))
     return markdown_table(("", ""), rows, "l")
 
 

@@ -32,6 +32,7 @@ from tape_ds.attention import available, requested
 from tape_ds.attention.attend import attend, attend_with_weights
 from tape_ds.attention.document_layout import DocumentLayout
 from tape_ds.encodings.trained_rope import of_full
+from tape_ds.kernels.weighted_cross_entropy import weights_of
 from tape_ds.models.decoder_configuration import ATTENTION, SCORE_SCALE, with_rope
 from tape_ds.models.inputs import CACHE, Documents, past_length
 from tape_ds.models.language_model import LanguageModel
@@ -217,17 +218,44 @@ class ExtendedDecoder(LanguageModel, PreTrainedModel):
             return causal_lm_loss(self.get_output_embeddings(), hidden_BTD, labels_BT, **kwargs)
         return causal_lm_loss(self._chunked_loss, hidden_BTD, labels_BT, **kwargs)
 
-    def _chunked_loss(self, hidden_BTD: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
-        def of_chunk(hidden_1ND: Tensor, targets_N: Tensor) -> Tensor:
+    def _chunked_loss(
+        self,
+        hidden_BTD: Tensor,
+        targets: Tensor,
+        ignore_index: int,
+        weights: Tensor | None = None,
+        cap: float | None = None,
+    ) -> Tensor:
+        def of_chunk(hidden_1ND: Tensor, targets_N: Tensor, given_N: Tensor | None) -> Tensor:
             logits_NV = logits_of(self, hidden_1ND)[0].float()
-            return F.cross_entropy(logits_NV, targets_N, ignore_index=ignore_index, reduction="sum")
+            if given_N is None:
+                return F.cross_entropy(logits_NV, targets_N, ignore_index=ignore_index, reduction="sum")
+            losses_N = F.cross_entropy(logits_NV, targets_N, ignore_index=ignore_index, reduction="none")
+            plain_N = losses_N.detach()
+            weights_N = weights_of(given_N, plain_N, cap).masked_fill(targets_N == ignore_index, 0)
+            return torch.stack(((weights_N * losses_N).sum(), plain_N.sum(), weights_N.sum()))
 
         hidden_1MD, targets_M = hidden_BTD.flatten(0, 1)[None], targets.flatten()
-        losses = [
-            checkpoint(of_chunk, hidden_1MD[:, at : at + CHUNK], targets_M[at : at + CHUNK], use_reentrant=False)
-            for at in range(0, len(targets_M), CHUNK)
-        ]
-        return torch.stack(losses).sum()
+        given_M = None if weights is None else weights.flatten()
+        losses = []
+        for at in range(0, len(targets_M), CHUNK):
+            rows = slice(at, at + CHUNK)
+            given_N = None if given_M is None else given_M[rows]
+            losses.append(checkpoint(of_chunk, hidden_1MD[:, rows], targets_M[rows], given_N, use_reentrant=False))
+        return torch.stack(losses).sum(dim=0)
+
+    @torch.no_grad()
+    def separate_losses(self, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
+        if self._plain_head is None:
+            self._plain_head = has_plain_head(self)
+        if self._plain_head:
+            return self.get_output_embeddings()(hidden_BTD, targets=targets_BT, apart=True)
+        hidden_1MD, targets_M = hidden_BTD.flatten(0, 1)[None], targets_BT.flatten()
+        losses = []
+        for at in range(0, max(1, len(targets_M)), CHUNK):  # once without targets too: ZeRO-3 gathers the head together
+            logits_NV = logits_of(self, hidden_1MD[:, at : at + CHUNK])[0].float()
+            losses.append(F.cross_entropy(logits_NV, targets_M[at : at + CHUNK], reduction="none"))
+        return torch.cat(losses).view_as(targets_BT)
 
     @contextlib.contextmanager
     def with_rope_parameters(self, rope_parameters: Mapping[str, Any]) -> Iterator[None]:

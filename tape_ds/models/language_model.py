@@ -27,6 +27,14 @@ class DistilledOutput(CausalLMOutputWithPast):
     divergence: Tensor | None = None
 
 
+@dataclass
+class WeightedOutput(CausalLMOutputWithPast):
+    """A loss whose targets have weights, and over the targets of this process the sums of losses and of weights."""
+
+    plain_sum: Tensor | None = None
+    weight_sum: Tensor | None = None
+
+
 class LanguageModel:
     """A decoder (transformers' ``base_model``) and an output head called ``lm_head``. A subclass lists it before
     ``PreTrainedModel`` and ``GenerationMixin``, which transformers expects among a class's immediate bases."""
@@ -55,6 +63,10 @@ class LanguageModel:
     def loss(self, hidden_BTD: Tensor, labels_BT: Tensor, **kwargs: Any) -> Tensor | None:
         return causal_lm_loss(self.lm_head, hidden_BTD, labels_BT, **kwargs)
 
+    def separate_losses(self, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
+        """Return the loss of each target, already shifted, in nats; fp32 [B, T], without gradients."""
+        return self.lm_head(hidden_BTD, targets=targets_BT, apart=True)
+
     @can_return_tuple
     def forward(
         self,
@@ -69,6 +81,8 @@ class LanguageModel:
         logits_to_keep: int | Tensor = 0,
         skip_logits: bool | None = None,
         teacher: Any = None,
+        target_weights: Tensor | None = None,
+        weight_cap: float | None = None,
         cache: Cache | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
@@ -88,10 +102,12 @@ class LanguageModel:
             cache: ``past_key_values`` by transformers' name since 5.24.
             teacher: predictions of another model (:class:`tape_ds.methods.distillation.TeacherTokens`); the loss is
                 then the weighted sum of cross-entropy and divergence, which are returned too.
+            target_weights: [B, T], one for each label, with ``weight_cap`` as in
+                :func:`tape_ds.models.output_head.causal_lm_loss`; the output is then a :class:`WeightedOutput`.
 
         Raises:
-            ValueError: as there; ``skip_logits`` without labels; a teacher where the loss takes logits;
-                ``logits_to_keep`` under sequence parallelism.
+            ValueError: as there; ``skip_logits`` without labels; a teacher or weights where the loss takes logits;
+                both of them; ``logits_to_keep`` under sequence parallelism.
         """
         given = input_ids if inputs_embeds is None else inputs_embeds
         shards = UNSHARED if given is None else shards_of(self.base_model, given.shape[1])
@@ -114,6 +130,8 @@ class LanguageModel:
             **kwargs,
         )
         hidden_BTD = outputs.last_hidden_state
+        if target_weights is not None:
+            kwargs |= {"target_weights": target_weights, "weight_cap": weight_cap}
         if shards.splits_sequences and labels is not None:
             kwargs |= local_targets(shards, labels, **kwargs)
         loss = logits_BTV = None
@@ -124,13 +142,18 @@ class LanguageModel:
             logits_BTV = self.logits(hidden_BTD[:, kept])
             if labels is not None:
                 loss = self.loss_function(logits=logits_BTV, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        past = getattr(outputs, CACHE)
+        if target_weights is not None:
+            if loss is None or logits_BTV is not None or teacher is not None:
+                raise ValueError("target weights need labels, training mode, a head that gives the loss, no teacher")
+            # a copy, not a view: transformers' Trainer multiplies it in place
+            return WeightedOutput(loss[0].clone(), past_key_values=past, plain_sum=loss[1], weight_sum=loss[2])
         if teacher is not None:
             if loss is None or labels is None or logits_BTV is not None:
                 raise ValueError("a teacher needs labels, training mode, and a head that gives the loss itself")
             divided = divergence(self.get_output_embeddings(), hidden_BTD, labels, teacher, **kwargs)
             mixed = (1 - teacher.share) * loss + teacher.share * divided
             return DistilledOutput(loss=mixed, cross_entropy=loss.detach(), divergence=divided.detach())
-        past = getattr(outputs, CACHE)
         return CausalLMOutputWithPast(loss, logits_BTV, past, outputs.hidden_states, outputs.attentions)
 
     def _get_resized_lm_head(self, *args: Any, **kwargs: Any) -> nn.Linear:

@@ -16,6 +16,7 @@ from transformers.utils import logging
 
 from tape_ds.kernels.linear_cross_entropy import linear_cross_entropy
 from tape_ds.kernels.linear_kl import linear_kl
+from tape_ds.kernels.weighted_cross_entropy import separate_losses, weighted_cross_entropy
 from tape_ds.models.sharding import Shards, VocabularyPart
 
 logger = logging.get_logger(__name__)
@@ -51,11 +52,16 @@ class OutputHead(nn.Linear):
         targets: Tensor | None = None,
         ignore_index: int = -100,
         teacher: tuple[Tensor, Tensor] | None = None,
+        weights: Tensor | None = None,
+        cap: float | None = None,
+        apart: bool = False,
     ) -> Tensor:
         """Return logits [..., V] of hidden states [..., D] after the final norm; with ``targets`` or ``teacher``, the
         loss instead: the sum of cross-entropies, or of divergences KL(teacher || this head), an fp32 scalar in nats.
 
         ``targets``: int64 [...], already shifted, or ``ignore_index``. ``teacher``: :meth:`operands` of another head.
+        ``weights`` [...] and ``cap``: of the targets, as in :mod:`tape_ds.kernels.weighted_cross_entropy`; the result
+        is then its three sums. ``apart``: the loss of each target [...], without gradients.
         """
         if teacher is not None:
             return linear_kl(*self.operands(hidden.reshape(-1, hidden.shape[-1])), *teacher)
@@ -64,8 +70,14 @@ class OutputHead(nn.Linear):
             return own if self.part is None else self.part.logits(own)
         targets_N = targets.reshape(-1)
         hidden_ND, weight_VD = self.operands(hidden.reshape(-1, hidden.shape[-1]))
+        if apart:
+            of_each = separate_losses if self.part is None else self.part.separate_losses
+            return of_each(hidden_ND, weight_VD, targets_N, ignore_index=ignore_index).view_as(targets)
+        given_N = None if weights is None else weights.reshape(-1)
         if self.part is not None:
-            return self.part.loss(hidden_ND, weight_VD, targets_N, ignore_index)
+            return self.part.loss(hidden_ND, weight_VD, targets_N, ignore_index, given_N, cap)
+        if given_N is not None:
+            return weighted_cross_entropy(hidden_ND, weight_VD, targets_N, given_N, cap=cap, ignore_index=ignore_index)
         # The fused kernel gives the weight no gradient where the hidden states need none, and rounds the sum over all
         # tokens to the weight's dtype before anything divides it: fp16 cannot hold that.
         trained_in_fp16 = self.weight.requires_grad and self.weight.dtype == torch.float16
@@ -93,6 +105,8 @@ def causal_lm_loss(
     num_items_in_batch: Tensor | int | None = None,
     ignore_index: int = -100,
     shift_labels: Tensor | None = None,
+    target_weights: Tensor | None = None,
+    weight_cap: float | None = None,
     **_: Any,
 ) -> Tensor | None:
     """Return transformers' ``ForCausalLMLoss`` of the head's logits, which are never held whole; None, and a warning,
@@ -105,6 +119,9 @@ def causal_lm_loss(
         num_items_in_batch: divides the sum; default the number of labels, which makes the mean (NaN without any).
         ignore_index: label of tokens that are not predicted.
         shift_labels: int64 [B, T], labels that are shifted already, instead of ``labels_BT``.
+        target_weights: [B, T], one for each label and shifted like them, with ``weight_cap`` as in
+            :func:`tape_ds.kernels.weighted_cross_entropy.weighted_cross_entropy`. The result is then [3]: the sum of
+            weighted losses, divided as the loss is, and undivided the sums of the losses and of the weights.
     """
     # peft's ``modules_to_save`` passes a call on, arguments and all, to its trained copy or to the original. Its
     # adapters (LoRA) add to the logits, which must exist for that.
@@ -121,8 +138,13 @@ def causal_lm_loss(
             return None
     targets_BT = shifted(labels_BT, ignore_index) if shift_labels is None else shift_labels
     targets_BT = targets_BT.to(hidden_BTD.device)
-    loss = head(hidden_BTD, targets=targets_BT, ignore_index=ignore_index)
-    return _divided(loss, targets_BT, ignore_index, num_items_in_batch)
+    if target_weights is None:
+        loss = head(hidden_BTD, targets=targets_BT, ignore_index=ignore_index)
+        return _divided(loss, targets_BT, ignore_index, num_items_in_batch)
+    weights_BT = target_weights if shift_labels is not None else shifted(target_weights, 0)
+    sums = head(hidden_BTD, targets=targets_BT, ignore_index=ignore_index, weights=weights_BT, cap=weight_cap)
+    loss = _divided(sums[0], targets_BT, ignore_index, num_items_in_batch)
+    return torch.cat((loss[None], sums[1:]))
 
 
 def _divided(total: Tensor, targets_BT: Tensor, ignore_index: int, items: Tensor | int | None) -> Tensor:
@@ -155,9 +177,10 @@ def local_targets(
     num_items_in_batch: Tensor | int | None = None,
     ignore_index: int = -100,
     shift_labels: Tensor | None = None,
+    target_weights: Tensor | None = None,
     **_: Any,
 ) -> dict[str, Any]:
-    """Return the targets of one process's tokens and the number that divides the sum of their losses.
+    """Return the targets of one process's tokens, their weights, and the number that divides the sum of their losses.
 
     The number is of whole sequences, counted there if it is not given. So the parts of all processes add up to the
     loss, and a part without a target is 0. Arguments are those of :func:`causal_lm_loss`.
@@ -165,4 +188,8 @@ def local_targets(
     targets_BT = shifted(labels_BT, ignore_index) if shift_labels is None else shift_labels
     items = (targets_BT != ignore_index).sum() if num_items_in_batch is None else num_items_in_batch
     own_BT = shards.local_tokens(targets_BT, filling=ignore_index).contiguous()  # transformers' loss takes a view of it
-    return {"shift_labels": own_BT, "num_items_in_batch": items}
+    found = {"shift_labels": own_BT, "num_items_in_batch": items}
+    if target_weights is not None:
+        weights_BT = target_weights if shift_labels is not None else shifted(target_weights, 0)
+        found["target_weights"] = shards.local_tokens(weights_BT, filling=0)
+    return found

@@ -66,5 +66,17 @@ class VocabularyPart(Protocol):
     def logits(self, own: Tensor) -> Tensor:
         """Return the logits of all rows."""
 
-    def loss(self, hidden_ND: Tensor, weight: Tensor, targets_N: Tensor, ignore_index: int) -> Tensor:
-        """Return the sum of cross-entropies over all sequences; ``weight`` has this process's rows."""
+    def loss(
+        self,
+        hidden_ND: Tensor,
+        weight: Tensor,
+        targets_N: Tensor,
+        ignore_index: int,
+        given_N: Tensor | None = None,
+        cap: float | None = None,
+    ) -> Tensor:
+        """Return the sum of cross-entropies over all sequences; ``weight`` has this process's rows. With ``given_N``
+        the three sums of :func:`tape_ds.kernels.weighted_cross_entropy.weighted_cross_entropy`."""
+
+    def separate_losses(self, hidden_ND: Tensor, weight: Tensor, targets_N: Tensor, *, ignore_index: int) -> Tensor:
+        """Return the loss of each target, without gradients."""

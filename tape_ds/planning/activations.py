@@ -167,3 +167,23 @@ def count(job: Job) -> Activations:
         head_weight=job.trains_head * vocabulary * model.hidden * element,
         logits=logits,
     )
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Bytes of one rank while a model reads without gradients."""
+
+    inside: float
+    """Hidden and position state, and the inside of one layer."""
+    logits: float
+
+
+def reading(job: Job) -> Reading:
+    """Count the short contexts that LongCE reads at a time: as many as have the tokens of a micro-batch, whole in a
+    process although others may share its sequences."""
+    model, ways = job.model, job.layout.tensor
+    tokens = job.layout.micro_batch * job.length
+    parts = inside(job)
+    columns = model.hidden * job.element + state_bytes(job) + sum(each.bytes for each in parts)
+    chunk = min(tokens, chunk_tokens(-(-model.vocabulary // ways)))
+    return Reading(tokens * columns, chunk * model.vocabulary / ways * (4 + job.element))

@@ -35,6 +35,9 @@ class Job:
     quantised: bool = False  # the frozen linear layers of blocks are held in 4 bits
 
     distilled: bool = False  # a whole untouched copy of the base is held as well
+    short: tuple[int, int] | None = None
+    """Tokens of LongCE's shortest short context and its stride: sequences are read again from later tokens on, without
+    gradients. None: they are not."""
 
     @functools.cached_property
     def tensors(self) -> tuple[Tensors, ...]:
@@ -62,6 +65,15 @@ class Job:
     def attended(self) -> float:
         """Tokens that attention is computed over."""
         return self.length / (self.documents or 1) if self.attention_span is None else self.attention_span
+
+    @property
+    def read_again(self) -> float:
+        """Tokens that short contexts have, for each token of a sequence; all of one document."""
+        if self.short is None or self.length <= self.short[0]:
+            return 0.0
+        short, stride = self.short
+        times = -(-(self.length - short) // stride) - 1  # the first targets have no longer context
+        return times * min(short + stride, self.length) / self.length
 
     @property
     def attention_calls(self) -> int:

@@ -108,6 +108,10 @@ def estimate(job: Job, *, reserve: bool = True) -> Estimate:
         ),
         MemoryPlan("optimizer step", **freed, gradients=step),
     )
+    if job.read_again:
+        again = activations.reading(job)
+        before = states | {"gradients": accumulated}
+        moments += (MemoryPlan("short contexts", **before, activations=again.inside, logits=again.logits),)
     if not job.trained.anything:
         moments = (MemoryPlan("forward", weights=states["weights"], gathered=states["gathered"], logits=found.logits),)
     if reserve:

@@ -87,7 +87,7 @@ def job_of(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
         backend = backend if row is None else row.backend
     # a plan for GPUs is often made on another machine: one without a GPU cannot tell whether theirs will have Liger
     there = not torch.cuda.is_available() or importlib.util.find_spec("liger_kernel") is not None
-    liger = recipe.model.liger
+    liger, weighting = recipe.model.liger, recipe.weighting
     return Job(
         model=sizes_of_model,
         trained=trained,
@@ -106,6 +106,7 @@ def job_of(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
         documents=1 if has_borders else None,
         quantised=method is not None and method.load_in_4bit,
         distilled=method is not None and method.distill,
+        short=(weighting.longce_short, weighting.longce_stride) if weighting.target_weights == "longce" else None,
     )
 
 

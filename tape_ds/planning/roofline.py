@@ -4,6 +4,7 @@ Volumes of traffic are those of ring algorithms: a gather or a scatter of S byte
 each, an all-reduce twice that. Only bandwidth is counted, no latency.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,6 +48,9 @@ def work(job: Job) -> Work:
     if layout.mlp_tiles > 1 and trains:
         products += sum(blocks[name] for name in FEED_FORWARD if name in blocks)
     products += head * (1 + trains * (1 + job.trains_head))
+    if job.read_again and job.short is not None:  # a forward of the blocks; the head reads a stretch of each
+        targets = job.read_again * job.short[1] / sum(job.short)
+        products += linear * job.read_again + head * targets
 
     block, seen = model.query * job.attended, per_key * job.attended
     calls = model.layers + (job.attention_calls - 1) * model.placed  # each half of a wide value has its own scores
@@ -55,11 +59,16 @@ def work(job: Job) -> Work:
     extra = seen if job.attention_calls == 1 and not model.added else 0.0
     # scores, values; scores, dP, dV, dK, dQ
     forward, backward = 2 * products_of_heads + extra, 5 * products_of_heads + 2 * extra
+    if job.read_again and job.short is not None:
+        seen_again = min(job.attended, sum(job.short)) / job.attended
+        forward_again = forward * seen_again * job.read_again
+    else:
+        forward_again = 0.0
     whole = (job.length if job.attention_span is None else job.attention_span) / job.attended
     plain = linear + head + (2 * model.layers * block + seen) * whole
     return Work(
         linear=products,
-        attention=forward * (1 + (layout.checkpoint_layers == 1)) + backward * trains,
+        attention=forward * (1 + (layout.checkpoint_layers == 1)) + forward_again + backward * trains,
         model=plain * (2 + job.trained_parameters / job.parameters if trains else 1),
     )
 
@@ -108,7 +117,9 @@ def traffic(job: Job, gpu: Gpu) -> list[Traffic]:
     size = 2 * trained * (element if layout.zero is not None else 4)
     if layout.zero == 3:
         big = sum(each.total for each in job.own if each.size >= layout.engine.persistence)
-        found.append(replicas.sends("weights gathered", big * element * (1 + trains) * times, overlap=1))
+        # short contexts are read a micro-batch's tokens at a time, those of a group by its ranks together
+        reads = 1 + trains + math.ceil(job.read_again / layout.sequence)
+        found.append(replicas.sends("weights gathered", big * element * reads * times, overlap=1))
         found.append(replicas.sends("gradients reduced", trained * element * times, overlap=1))
     elif layout.zero == 2:
         found.append(replicas.sends("gradients reduced", size * times, overlap=1))
@@ -122,11 +133,12 @@ def traffic(job: Job, gpu: Gpu) -> list[Traffic]:
     # more after the embedding and before the head; position states change from tokens to heads and back (the first
     # block has none yet, and the last makes nothing of it). Gradients of replicated parameters are too few to count.
     passes = (1 + trains + layout.recomputes) * times
-    rings = 4 * model.layers * passes + 2 * (1 + trains) * times
+    read = (1 + trains + layout.recomputes + job.read_again) * times
+    rings = 4 * model.layers * read + 2 * (1 + trains + job.read_again) * times
     state = (model.layers - 1) * activations.state_bytes(job, of_own_heads=True)
     state += (model.placed - 1) * model.heads * model.carried / layout.tensor * element
     found.append(pieces.sends("hidden states gathered, added up", rings * job.tokens * model.hidden * element))
-    found.append(pieces.sends("position states exchanged", passes * job.tokens * state, exchange=True))
+    found.append(pieces.sends("position states exchanged", read * job.tokens * state, exchange=True))
 
     # Ulysses: rotated queries and keys and the wide value in, the wide output out
     wide = 2 * model.layers + model.placed * (model.added + model.carried) / model.head_size
@@ -158,8 +170,8 @@ def memory_bound(job: Job) -> float:
     hidden, inner = 10 if job.fused or job.fused_norms else 38, 3 if job.fused else 5
     columns = hidden * model.hidden + 2 * (model.query + model.key) + inner * model.inner
     added = model.placed * model.added / model.head_size * (model.query + model.key)
-    passes = (model.layers * columns + added) * (1 + 2 * trains + again)
-    passes += model.placed * model.state * (7 * (1 + again) + 9 * trains)
+    passes = (model.layers * columns + added) * (1 + 2 * trains + again + job.read_again)
+    passes += model.placed * model.state * (7 * (1 + again + job.read_again) + 9 * trains)
     passes += model.placed * (job.attention_calls - 1) * 3 * (model.query + model.key) * trains
     return passes / job.layout.tensor * job.element
 

@@ -1,6 +1,7 @@
 """Callbacks of a run: progress on the terminal, metrics in a file, memory savings, and the trained weights."""
 
 import contextlib
+import dataclasses
 import json
 import sys
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerState
 
 from tape_ds import storage
+from tape_ds.checkpoint import averaging
 from tape_ds.checkpoint.trained import replace_trained
 from tape_ds.config.sections import Memory
 from tape_ds.data.mix import MixedSequences
@@ -149,6 +151,39 @@ class ApplyMemorySavings(TrainerCallback):
             self.checked = True
             for line in self.savings.without_effect():
                 say(f"memory: {line}")
+
+
+class AverageLast(TrainerCallback):
+    """Puts the mean of the last ``count`` checkpoints into the model when training ends, before it is saved and scored;
+    on every rank together. Where a checkpoint is missing or damaged, the last step's weights stay, and that is said."""
+
+    def __init__(self, trainer: TapeTrainer, output: Path, count: int):
+        self.trainer = trainer
+        self.output = output
+        self.count = count
+
+    def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        trainer = self.trainer
+        # not those of other steps: where a run was stopped and resumed, it would end with another mean
+        steps = averaging.scheduled(state.max_steps, int(state.save_steps), trainer.safety.keep_steps)[-self.count :]
+        folders: list[Path] = []
+        wrong = None
+        if trainer.rank_sync.rank == 0:
+            try:
+                folders = averaging.last(self.output, steps)
+            except ValueError as error:
+                wrong = str(error)
+        wrong = trainer.rank_sync.first(wrong)
+        folders = trainer.rank_sync.first(folders)
+        shown = ", ".join(f"checkpoint-{step}" for step in steps)
+        if wrong is not None:
+            if state.is_world_process_zero:
+                say(f"THE MEAN of {shown} IS NOT TAKEN: {wrong}; trained/ and the scores are those of the last step")
+            return
+        averaging.put_mean(folders, trainer.model, trainer.record.names)
+        trainer.record = dataclasses.replace(trainer.record, averaged=averaging.fingerprints(folders))
+        if state.is_world_process_zero:
+            say(f"the trained weights are the mean of {shown}")
 
 
 class SaveTrained(TrainerCallback):

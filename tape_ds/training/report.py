@@ -13,8 +13,12 @@ from tape_ds.numbers import summarise
 from tape_ds.run_folder import RESULTS, TRAINED
 from tape_ds.training import device, plots, tables
 from tape_ds.training.callbacks import PositionUpdates, TokensBySource
+from tape_ds.training.objective import Weighted
 from tape_ds.training.run import Run
 from tape_ds.training.trainer import TapeTrainer
+
+LOGGED = ("step", "loss", *Weighted.names)
+"""What ``run.json`` has of a logging step."""
 
 
 def begin(run: Run) -> results.Result:
@@ -41,6 +45,8 @@ def begin(run: Run) -> results.Result:
         f"{arguments.gradient_accumulation_steps} accumulation)",
         "steps": f"{run.steps:,}, seed {arguments.seed}",
         **({"rates": run.rates} if run.names else {}),
+        **weighting(run),
+        **averages(run),
         **({"layout": recipe.layout_choice} if recipe.layout_choice else {}),
         "engine": f"{f'ZeRO-{stage}' if arguments.deepspeed else 'no DeepSpeed'}, "
         f"{'bf16' if arguments.bf16 else 'fp16' if arguments.fp16 else 'fp32'}, checkpointing "
@@ -59,11 +65,25 @@ def begin(run: Run) -> results.Result:
     )
 
 
+def weighting(run: Run) -> dict[str, str]:
+    """Return lines about the weights of targets; none where all count the same."""
+    chosen = run.recipe.weighting
+    if chosen.target_weights == "equal":
+        return {}
+    lines = {"target weights": chosen.outline(run.recipe.window)}
+    return lines if run.exact_weights is None else {**lines, "left context": str(run.exact_weights)}
+
+
+def averages(run: Run) -> dict[str, str]:
+    count = run.recipe.averaging.average_last
+    return {"average": f"the trained weights are the mean of the last {count} checkpoints"} if count else {}
+
+
 def conclude(run: Run, trainer: TapeTrainer, started: results.Result) -> None:
     history = [entry for entry in trainer.state.log_history if "loss" in entry]  # of a resumed run's first part, too
     folder = run.output / RESULTS
     figures = {
-        "train_loss": [{"step": entry["step"], "loss": entry["loss"]} for entry in history],
+        "train_loss": [{name: entry[name] for name in LOGGED if name in entry} for entry in history],
         "steps": trainer.state.global_step,
         "skipped_steps": trainer.skipped_steps,
         "tokens": trainer.state.global_step * run.tokens_per_step,

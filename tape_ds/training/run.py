@@ -25,6 +25,7 @@ from tape_ds.config import deepspeed_config
 from tape_ds.config.recipe import Recipe
 from tape_ds.data import sources
 from tape_ds.data.bad_rows import BadRows
+from tape_ds.data.left_context import Buckets, ExactWeights, measure
 from tape_ds.data.mix import MixedSequences
 from tape_ds.data.order import collate
 from tape_ds.data.sources import weights
@@ -42,7 +43,14 @@ from tape_ds.resilience.stopping import StopRequest
 from tape_ds.run_folder import METRICS, RESULTS, TRAINED
 from tape_ds.scoring import inspection
 from tape_ds.training import library_checks, parameter_groups
-from tape_ds.training.callbacks import ApplyMemorySavings, PositionUpdates, Progress, SaveTrained, TokensBySource
+from tape_ds.training.callbacks import (
+    ApplyMemorySavings,
+    AverageLast,
+    PositionUpdates,
+    Progress,
+    SaveTrained,
+    TokensBySource,
+)
 from tape_ds.training.environment import isolate_trackers, keep_trackers_in
 from tape_ds.training.profiling import StepProfiler
 from tape_ds.training.samples import WriteSamples
@@ -75,6 +83,8 @@ class Run(ABC):
     """The run's samples by number, as :class:`tape_ds.data.order.TrainingSequences` serves them."""
     bad_rows: BadRows = field(default_factory=BadRows)
     """Rows that were left out of the data; of a stream, those that this process has read."""
+    exact_weights: ExactWeights | None = None
+    """Weights of targets by their left context."""
     model: Any = None
     names: tuple[str, ...] = ()
     """Exact names of the trained parameters."""
@@ -149,6 +159,16 @@ class Run(ABC):
     def steps(self) -> int:
         return int(len(self.sequences) // self.recipe.global_batch_size)
 
+    def measure_weights(self) -> ExactWeights | None:
+        """Return the weights of targets by their left context, measured on the run's first sequences; None where all
+        count the same, or by a model's losses. Raises UserError: the sequences have no such contexts."""
+        chosen = self.recipe.weighting
+        if not self.recipe.trains or chosen.target_weights != "exact":
+            return None
+        buckets = Buckets(chosen.tail(self.recipe.window), chosen.exact_ratio)
+        histogram, samples = measure(self.sequences, buckets)
+        return ExactWeights.measured(histogram, buckets, chosen.exact_extra, samples)
+
     @property
     def attention_span(self) -> float | None:
         """Tokens that attention is computed over, where it is cut into groups."""
@@ -191,7 +211,8 @@ def sample_count(recipe: Recipe, sequences: int) -> int:
     steps = recipe.trainer_value("max_steps")
     if steps <= 0:
         steps = math.ceil(recipe.trainer_value("num_train_epochs") * sequences / recipe.global_batch_size)
-        raise_if_any(library_checks.check_schedule(recipe, steps) if steps else [])
+        problems = library_checks.check_schedule(recipe, steps) if steps else []
+        raise_if_any([*problems, *recipe.averaging.check_saves(steps, recipe.trainer_value("save_steps"))])
     return int(steps * recipe.global_batch_size)
 
 
@@ -219,12 +240,13 @@ def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
         safety=recipe.safety,
         optimization=recipe.optimization,
         teacher=run.teacher,
+        target_weights=recipe.weighting,
         identity=run.identity,
         stop=stop,
         model=run.model,
         args=arguments,
         train_dataset=run.sequences,
-        data_collator=functools.partial(collate, pad_token_id=run.tokenizer.pad_token_id or 0),
+        data_collator=functools.partial(collate, pad_token_id=run.tokenizer.pad_token_id or 0, weigh=run.exact_weights),
         processing_class=run.tokenizer,
     )
     for callback in list(trainer.callback_handler.callbacks):
@@ -237,6 +259,8 @@ def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
         trainer.add_callback(ApplyMemorySavings(recipe.memory))
     if recipe.profile.profile:
         trainer.add_callback(StepProfiler(trainer, recipe.profile, output))
+    if run.names and recipe.averaging.average_last is not None:
+        trainer.add_callback(AverageLast(trainer, output, recipe.averaging.average_last))
     trainer.add_callback(SaveTrained(trainer, output / TRAINED, outdated=output / RESULTS / "run.json"))
     if run.names and encodings.without_updates(run.config):
         reasons = [str(problem) for problem in inspection.check(run.config)]

@@ -31,7 +31,9 @@ from tape_ds.checkpoint import engine_state, load, saving, trained
 from tape_ds.checkpoint.saving import Saver
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.config.sections import Optimization, Safety
+from tape_ds.config.target_weights import TargetWeights
 from tape_ds.distributed import cuts, distributed_map, processes
+from tape_ds.distributed.group import RankGroup
 from tape_ds.distributed.layout import Layout
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.distributed.tensor import use_tensor_parallelism
@@ -43,7 +45,7 @@ from tape_ds.resilience.guards import NonFinite, SkipCounter, StoppedByGuard
 from tape_ds.resilience.spikes import Spike, SpikeDetector
 from tape_ds.resilience.stopping import StopRequest, shield_worker, take_save_request
 from tape_ds.resilience.watchdog import Watchdog
-from tape_ds.training import metrics, parameter_groups
+from tape_ds.training import metrics, objective, parameter_groups
 from tape_ds.training.environment import say
 
 _WITHIN = ("data", "forward", "backward", "step")
@@ -90,6 +92,7 @@ class TapeTrainer(Trainer):
         safety: Safety | None = None,
         optimization: Optimization | None = None,
         teacher: Teacher | None = None,
+        target_weights: TargetWeights | None = None,
         identity: Mapping[str, Any] | None = None,
         stop: StopRequest | None = None,
         **arguments: Any,
@@ -101,7 +104,6 @@ class TapeTrainer(Trainer):
         self.flops_per_token = flops_per_token
         self.safety = Safety() if safety is None else safety
         self.optimization = Optimization() if optimization is None else optimization
-        self.teacher = teacher
         self.rank_sync = RankSync()
 
         # ranks that work on the same sequences
@@ -109,8 +111,10 @@ class TapeTrainer(Trainer):
         self._share_of_flops = 1 / self.layout.ways
         """This rank's share of the floating-point operations that transformers counts from its parameters."""
         timeout = timedelta(seconds=self.args.ddp_timeout)
+        group = None
         if self.layout.sequence > 1:
             use_sequence_parallel(self.model, self.layout, self.rank_sync.rank, timeout)
+            group = RankGroup.of(self.layout, self.rank_sync.rank, timeout)
         elif self.layout.tensor > 1:
             whole = self.model.num_parameters(exclude_embeddings=True)
             use_tensor_parallelism(self.model, self.layout, self.rank_sync.rank, timeout)
@@ -121,6 +125,7 @@ class TapeTrainer(Trainer):
         output = Path(self.args.output_dir)
         plugin = getattr(self.args, "hf_deepspeed_config", None)
         stage = None if plugin is None else int(plugin.config.get("zero_optimization", {}).get("stage", 0))
+        self.objective = objective.choose(teacher, target_weights, self.rank_sync, group, alike=stage == 3)
         about: dict[str, Any] = {"processes": self.rank_sync.world, "stage": stage, "tensor": self.layout.tensor}
         about |= {"identity": dict(identity or {}), "versions": results.versions()}
         keep = {"limit": self.args.save_total_limit, "every": self.safety.keep_every}
@@ -163,8 +168,8 @@ class TapeTrainer(Trainer):
         # metrics
         self.peak_memory_bytes: int | None = None
         """The most that any rank needed while it trained; known when training has ended."""
-        self._parts = torch.zeros(2, device=self.args.device)
-        """This rank's cross-entropy and divergence since the last logging step, where there is a teacher."""
+        self._parts = torch.zeros(len(self.objective.names), device=self.args.device)
+        """This rank's part of the objective's figures since the last logging step."""
         self._logged_before = 0
         """The logging step before the one that is being logged."""
         self._rates: list[float] = []
@@ -250,7 +255,7 @@ class TapeTrainer(Trainer):
         if state is None:
             return
         self._tr_loss.fill_(state["loss"])
-        if self.teacher is not None:
+        if self.objective.names:
             self._parts = state["parts"].to(self._parts)
         self._total_loss_scalar = state["total_loss"]
         self._globalstep_last_logged = state["last_logged"]
@@ -342,8 +347,10 @@ class TapeTrainer(Trainer):
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         self.beat("data")
         samples, targets = super().get_batch_samples(*args, **kwargs)
+        if targets is None:
+            return samples, targets
         # counted once for every rank that has a part of the sequence's loss
-        return samples, targets if targets is None else targets / self.layout.sequence
+        return samples, self.objective.divisor(samples, targets / self.layout.sequence)
 
     def get_total_train_batch_size(self, args: Any) -> int:
         # each sequence once; the base class divides by tensor-parallel ranks itself
@@ -359,17 +366,18 @@ class TapeTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
-        """Add the divergence from a teacher; where spikes are skipped, make the loss NaN before the step's last
-        backward pass, so that every engine leaves the step out."""
+        """Compute the objective's loss; where spikes are skipped, make it NaN before the step's last backward pass, so
+        that every engine leaves the step out."""
         self.beat("forward")
-        if self.teacher is None:
+        if not self.objective.names:
             loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         else:
-            taught = {**inputs, "teacher": self.teacher.tokens(inputs)}
-            loss, found = super().compute_loss(model, taught, True, num_items_in_batch)
+            with self.accelerator.autocast():
+                given = self.objective.inputs(model, inputs)
+            loss, found = super().compute_loss(model, given, True, num_items_in_batch)
             # as the base class's, the loss of a rank is its sum over the targets of all ranks, times their number
-            ranks = self.rank_sync.world if self.args.average_tokens_across_devices else 1
-            self._parts += ranks * torch.stack((found.cross_entropy, found.divergence)).to(self._parts)
+            ranks = self.rank_sync.world // self.layout.tensor if self.args.average_tokens_across_devices else 1
+            self._parts += ranks * self.objective.figures(found).to(self._parts)
         self.beat("backward")
         if self.safety.spike_action != "skip" or not self.accelerator.gradient_state.sync_gradients:
             return loss
@@ -472,10 +480,11 @@ class TapeTrainer(Trainer):
             logs["learning_rate"] = self._rates[0]
             if self.optimization.position_learning_rate is not None:  # their group is the last
                 logs["position_learning_rate"] = self._rates[-1]
-            if self.teacher is not None:  # the parts of the loss, before they are weighted
+            if self.objective.names:
                 steps = self.state.global_step - self._logged_before
                 sums = zip(*self.rank_sync.numbers(self._parts.tolist()), strict=True)
-                logs["cross_entropy"], logs["divergence"] = (sum(own) / len(own) / steps for own in sums)
+                for name, own in zip(self.objective.names, sums, strict=True):
+                    logs[name] = sum(own) / len(own) / steps
                 self._parts.zero_()
         if "train_loss" in logs:  # the base class divides the sum over all steps by those since the resume
             logs = logs | {"train_loss": self._total_loss_scalar / max(self.state.global_step, 1)}

@@ -308,3 +308,31 @@ def test_generated_documents_need_weights_steps_and_room():
     held_out = write(train_data=["generated:retrieval#text=stdlib:typing.py"], eval_data=["stdlib:typing.py"])
     found, _ = problems_of("--recipe", held_out)
     assert "also trained on" in found["eval_data"].wrong, "what the records are put into is trained on"
+
+
+def test_lengths_that_are_read_several_times(tmp_path):
+    """As a recipe writes them, and on a command line as JSON or one by one; older checkpoints have no such field."""
+    for words in (["--upsample", '{"8k": 2, "16384": 4}'], ["--upsample.8k", "2", "--upsample.16k", "4"]):
+        recipe = load(["--recipe", write(), *words])
+        assert recipe.data.upsample == {8192: 2, 16384: 4}
+        assert "from 8,192 tokens x2; from 16,384 tokens x4" in recipe.outline()["data"]
+    recipe = load(["--recipe", write(upsample={"8k": 2, 16384: 4})])
+    assert recipe.as_dict()["upsample"] == {8192: 2, 16384: 4}
+    again = load(["--recipe", write("again.yaml", text=recipe.to_yaml())])
+    assert again.data.upsample == recipe.data.upsample
+    assert "upsample" not in load(["--recipe", write()]).as_dict()
+
+
+@pytest.mark.parametrize(
+    ("upsample", "words"),
+    [
+        ({0: 2}, "a length below 1"),
+        ({2048: 1}, "every document is read once"),
+        ({512: 2}, "no document is shorter: min_document_tokens = 1024"),
+        ({2048: 0}, "give 1 or more"),
+        ({"long": 2}, "wrong type"),
+    ],
+)
+def test_lengths_that_change_nothing_are_refused(upsample, words):
+    found, message = problems_of("--recipe", write(upsample=upsample))
+    assert words in str(found["upsample"]), message

@@ -5,7 +5,7 @@ import pytest
 from datasets import Dataset
 
 from tape_ds.data import pack
-from tape_ds.data.pack import FILL, cut, single, whole
+from tape_ds.data.pack import FILL, PADDED, best_fit, cut, single, whole
 
 
 def arrays(*documents):
@@ -77,16 +77,79 @@ def test_a_sequence_is_of_pieces_in_order(packing, length):
     for sequence in FILL[packing](corpus(length, longest=150), length):
         ids, owners = sequence["input_ids"], sequence["document_ids"]
         assert ids.dtype == owners.dtype == np.int32
-        assert len(ids) == len(owners) == length or (packing == "whole" and 1 <= len(ids) < length)
+        assert len(ids) == len(owners) == length or (packing in PADDED and 1 <= len(ids) < length)
         border = ids[1:] // 1000 != ids[:-1] // 1000
         assert owners[0] == 0 and np.array_equal(np.diff(owners), border.astype(int))
         assert (np.diff(ids)[~border] == 1).all()
 
 
+def test_golden_best_fit():
+    """Worked by hand, sequences of 10: the 7 goes first, then the 6, the 4 beside the 6, the 3 beside the 7, and the 2
+    alone; first fit, in the order of reading, fills none."""
+    documents = arrays([1, 1, 1], [2] * 6, [3, 3], [4] * 4, [5] * 7)
+    assert both(best_fit(documents, 10)) == [
+        ([2] * 6 + [4] * 4, [0] * 6 + [1] * 4),
+        ([1] * 3 + [5] * 7, [0] * 3 + [1] * 7),
+        ([3, 3], [0, 0]),
+    ]
+    assert max(len(ids) for ids, _ in both(whole(documents, 10))) < 10
+
+
+def test_golden_best_fit_takes_the_tightest_room():
+    """Worked by hand, sequences of 10: beside 8 and 7 there is room for 2 and 3, and the 2 goes where it fits exactly,
+    so that the 3 still has its place. A longer document gives its full sequences at once."""
+    documents = arrays([1] * 7, [2] * 8, [3] * 2, [4] * 3, [5] * 20)
+    assert [ids for ids, _ in both(best_fit(documents, 10))] == [
+        *([[5] * 10] * 2),
+        [1] * 7 + [4] * 3,
+        [2] * 8 + [3] * 2,
+    ]
+
+
+def test_best_fit_holds_a_buffer_and_no_more(monkeypatch):
+    """Whatever the corpus has: a buffer, the sequences that wait for the next one, and the document that is read."""
+    monkeypatch.setattr(pack, "BUFFER_SEQUENCES", 4)
+    monkeypatch.setattr(pack, "OPEN_SEQUENCES", 3)
+    held = most = 0
+
+    def read():
+        nonlocal held, most
+        for tokens in corpus(5, longest=150):
+            held += len(tokens)
+            most = max(most, held)
+            yield tokens
+
+    for sequence in best_fit(read(), 60):
+        held -= len(sequence["input_ids"])
+    assert held == 0 and 4 * 60 < most <= (4 + 3) * 60 + 150
+
+
+def test_best_fit_pads_less_than_whole(monkeypatch):
+    """Of documents of 1 to 63 tokens in sequences of 64; also where a buffer is a twentieth of the corpus."""
+    documents = corpus(2, longest=64, count=2000)
+    tokens = sum(map(len, documents))
+    for buffer in (256, 50):
+        monkeypatch.setattr(pack, "BUFFER_SEQUENCES", buffer)
+        used = tokens / (64 * len(list(best_fit(documents, 64))))
+        assert used > 0.98 > tokens / (64 * len(list(whole(documents, 64))))
+
+
+def test_best_fit_is_a_function_of_the_documents_alone(tmp_path):
+    """So a resumed run, and each of its processes, reads the same sequences; another way of packing has its own
+    cache."""
+    rows = Dataset.from_dict({"input_ids": [tokens.tolist() for tokens in corpus(6)]})
+    first, again, other = (
+        pack.pack(rows, 64, tmp_path / folder, way)
+        for folder, way in (("a", "best_fit"), ("b", "best_fit"), ("a", "whole"))
+    )
+    assert first["input_ids"][:] == again["input_ids"][:] != other["input_ids"][:]
+
+
+@pytest.mark.parametrize("packing", PADDED)
 @pytest.mark.parametrize("length", [40, 200])
-def test_whole_cuts_nothing_and_drops_nothing(length):
+def test_whole_cuts_nothing_and_drops_nothing(length, packing):
     documents = corpus(1)
-    found = list(whole(documents, length))
+    found = list(FILL[packing](documents, length))
     pieces = [
         tuple(sequence["input_ids"][sequence["document_ids"] == owner].tolist())
         for sequence in found

@@ -3,10 +3,12 @@
 import json
 
 import datasets
+import numpy as np
 import pytest
 
 from tape_ds.data import tokenized
-from tape_ds.data.selection import select, spread, token_counts
+from tape_ds.data.pack import pack
+from tape_ds.data.selection import select, spread, token_counts, upsampled, with_copies
 from tape_ds.errors import UserError
 from tests.data.conftest import CountingTokenizer, build_tokenizer
 
@@ -97,3 +99,24 @@ def test_numbers_are_spread_evenly_and_the_same_each_time():
 def test_nothing_long_enough(lines, tokenizer, cache, count):
     with pytest.raises(UserError, match=r"eval_data = .*none of 6 documents"):
         select([lines], tokenizer, "heldout", cache, 5000, count)
+
+
+def test_long_documents_are_read_several_times():
+    """Worked by hand, twice from 8 tokens, three times from 16, not at all again from 40: all documents first, then the
+    second copies, then the third."""
+    lengths = np.array([7, 8, 16, 40, 15, 39])
+    assert with_copies(lengths, {8: 2, 16: 3, 40: 1}).tolist() == [0, 1, 2, 3, 4, 5, 1, 2, 4, 5, 2, 5]
+    assert with_copies(lengths, {}).tolist() == [0, 1, 2, 3, 4, 5]
+    assert with_copies(np.zeros(0, np.int64), {8: 2}).tolist() == []
+
+
+def test_copies_are_documents_of_their_own(lines, tokenizer, cache):
+    """Each is packed as any other, and the counts of what was read are those of the corpus."""
+    found = select([lines], tokenizer, "train", cache)
+    long = [n for n, size in enumerate(sizes()) if size >= 12]
+    documents = upsampled(found.documents, {12: 2})
+    assert [int(name.rpartition(":")[2]) - 1 for name in documents["name"]] == [*range(6), *long]
+    assert token_counts(documents).tolist() == [sizes()[n] for n in [*range(6), *long]]
+    plain, more = (sum(map(len, pack(each, 9, cache, "whole")["input_ids"])) for each in (found.documents, documents))
+    assert more - plain == sum(sizes()[n] for n in long)
+    assert upsampled(found.documents, {}) is found.documents

@@ -45,6 +45,8 @@ class Case:
     lora: bool = False
     logits: bool = False
     """The loss comes from logits, not from the head's own loss."""
+    weights: str = ""
+    """Weights of targets: ``given``, or ``losses``, from which they follow."""
     dtype: str = "float64"
     options: Mapping[str, Any] = field(default_factory=dict)
     """Changes of the configuration."""
@@ -105,7 +107,10 @@ def step(case: Case) -> dict[str, float]:
     batch, items = _batch(case, 2 * layout.data)
     model = _shared(case)
     first = 2 * layout.data_rank(rank)
-    own = {name: values[first : first + 2] for name, values in batch.items()}
+    own = {
+        name: values[first : first + 2] if isinstance(values, torch.Tensor) else values
+        for name, values in batch.items()
+    }
     torch.manual_seed(SEED if rank % case.size == 0 else 100 + rank)  # what is drawn must be agreed on
     loss, found = _step(case, model, own, items)
     if case.kind == "tensor":  # whole in each process of a group
@@ -168,12 +173,15 @@ def _step(
     case: Case, model: torch.nn.Module, batch: Mapping[str, torch.Tensor], items: int
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     skip = False if case.logits else None
-    loss = model(**batch, num_items_in_batch=items, use_cache=False, skip_logits=skip).loss
+    out = model(**batch, num_items_in_batch=items, use_cache=False, skip_logits=skip)
+    loss = out.loss
     loss.backward()
     found = gradients(model)
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
     assert found.keys() == trained, trained - found.keys()
-    return loss.detach(), found
+    if not case.weights:
+        return loss.detach(), found
+    return torch.stack((loss.detach(), out.plain_sum, out.weight_sum)), found
 
 
 def _model(case: Case) -> Any:
@@ -203,7 +211,17 @@ def _batch(case: Case, sequences: int) -> tuple[dict[str, torch.Tensor], int]:
     own = SEQUENCES[case.sequences](case, ids)
     if "document_ids" in own:
         labels[own["document_ids"] < 0] = IGNORED
+    if case.weights:
+        own |= _weights(case, labels)
     return {"input_ids": ids, "labels": labels, **own}, int((labels[:, 1:] != IGNORED).sum())
+
+
+def _weights(case: Case, labels: torch.Tensor) -> dict[str, Any]:
+    """One for each label, some 0; or losses with a short context, some unknown, of which the cap cuts some."""
+    drawn = torch.rand(labels.shape, generator=torch.Generator().manual_seed(SEED), dtype=torch.float64)
+    if case.weights == "given":
+        return {"target_weights": torch.where(drawn < 0.2, 0, 3 * drawn)}
+    return {"target_weights": torch.where(drawn < 0.3, torch.nan, 1 + 4 * drawn), "weight_cap": 1.5}
 
 
 def moved_bytes(encoding: str, heads: str = "gqa", size: int = 2) -> int:

@@ -39,6 +39,8 @@ SPECIAL = {
     "scores by the keys seen": Case(4, encoding="tape log scale", sequences="packed", tokens=13),
     "loss from logits": Case(2, encoding="rope", sequences="masked", tokens=13, logits=True),
     "tied embeddings": Case(2, encoding="tape", sequences="packed", options={"tie_word_embeddings": True}),
+    "weights": Case(4, encoding="tape", sequences="packed", tokens=13, weights="given"),
+    "weights from losses": Case(2, encoding="rope", sequences="pose", tokens=13, weights="losses"),
     "biased projections": Case(2, encoding="tape", options={"qkv_bias": True}),
     # in fp32, as the norms are whatever the model is
     "normed heads": Case(2, encoding="tape", heads="mqa", dtype="float32", options={"qk_norm": True}),

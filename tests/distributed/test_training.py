@@ -1,6 +1,7 @@
 """Whole runs of the real trainer whose sequences or layers processes share: twenty steps are those of one process."""
 
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,9 +20,20 @@ SPECIAL = [
 ]
 
 
+WEIGHTED = [
+    Plan("SP2", stage=2, weights="exact", steps=6),
+    Plan("TP2", stage=1, weights="exact", steps=6),
+    Plan("none", stage=3, weights="longce", steps=6),
+    Plan("SP2", stage=3, weights="longce", method="lora"),
+    Plan("TP2", stage=2, weights="longce", steps=6),
+]
+"""Targets with weights; the sequences of a step have unequal lengths, so under ZeRO-3 some processes would read fewer
+short contexts than others."""
+
+
 def named(plan):
     engine = "alone" if plan.stage is None else f"zero{plan.stage}"
-    return "-".join((plan.share, engine, plan.encoding, plan.heads, plan.method, plan.savings))
+    return "-".join((plan.share, engine, plan.encoding, plan.heads, plan.method, plan.savings, plan.weights))
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +61,29 @@ def test_twenty_steps_are_those_of_one_process(group, by_one_process, tmp_path, 
     assert shared["losses"][-1] != shared["losses"][0]
     found = furthest(shared, alone)
     assert all(found[name] <= TOLERANCE[name] for name in TOLERANCE), found
+
+
+@pytest.mark.parametrize("plan", WEIGHTED, ids=named)
+def test_weights_are_those_of_one_process(group, by_one_process, tmp_path, plan):
+    """The loss, its plain part and the mean weight as logged, and every weight of the model in the end."""
+    alone = by_one_process(plan.numbers)
+    shared = group.run(train, str(tmp_path), plan)[0]
+    found = furthest(shared, alone)
+    assert all(found[name] <= TOLERANCE[name] for name in TOLERANCE), found
+    for mine, other in zip(shared["others"], alone["others"], strict=True):
+        assert mine == pytest.approx(other, rel=1e-5)
+        assert other[1] != pytest.approx(1.0, abs=1e-3)
+
+
+@pytest.mark.parametrize("share, stage", [("none", 3), ("TP2", 1)])
+def test_a_mean_of_checkpoints_is_that_of_one_process(group, by_one_process, tmp_path, share, stage):
+    """Of parameters that ranks hold in shards, or in pieces."""
+    plan = Plan(share, stage=stage, steps=6, save_steps=2, average=3)
+    alone = by_one_process(plan.numbers)
+    shared = group.run(train, str(tmp_path), plan)[0]
+    assert furthest(shared, alone)["weights"] <= TOLERANCE["weights"]
+    last = by_one_process(replace(plan.numbers, average=0))
+    assert furthest(shared, last)["weights"] > 100 * TOLERANCE["weights"]
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """What the ranks compute for the tests of whole runs: the real trainer, under DeepSpeed's engine or without one."""
 
 import copy
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -19,11 +20,14 @@ from tape_ds import TapeForCausalLM
 from tape_ds.checkpoint import saving, trained
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.config.sections import Memory, Optimization
+from tape_ds.config.target_weights import TargetWeights
+from tape_ds.data.left_context import left_context
 from tape_ds.data.order import IGNORED, collate
 from tape_ds.distributed import distributed_map
 from tape_ds.distributed.layout import Layout
 from tape_ds.methods.prepare import prepare
-from tape_ds.training.callbacks import ApplyMemorySavings
+from tape_ds.training.callbacks import ApplyMemorySavings, AverageLast
+from tape_ds.training.objective import Weighted
 from tape_ds.training.trainer import TapeTrainer
 from tests.distributed.covering import cover
 from tests.integration.workers.common import arguments, end
@@ -95,8 +99,12 @@ class Plan:
     ones."""
     savings: str = "none"
     """A name of :data:`SAVINGS`."""
+    weights: str = "equal"
+    """Of targets: a value of the field ``target_weights``."""
     steps: int = STEPS
     save_steps: int = 0
+    average: int = 0
+    """Checkpoints whose mean the weights are in the end."""
 
     @property
     def pose(self) -> bool:
@@ -106,7 +114,8 @@ class Plan:
     @property
     def numbers(self) -> "Plan":
         """The run of one process that computes the same."""
-        return Plan(encoding=self.encoding, heads=self.heads, method=self.method, steps=self.steps)
+        same = ("encoding", "heads", "method", "weights", "steps", "save_steps", "average")
+        return Plan(**{name: getattr(self, name) for name in same})
 
     def layout(self, world: int) -> Layout:
         """Who does what."""
@@ -159,9 +168,12 @@ def train(folder: str, plan: Plan, resume: str | None = None) -> dict[str, Any]:
         model=prepared.model,
         args=given,
         train_dataset=Sequences(plan.pose, plan.steps),
-        data_collator=collate,
+        data_collator=functools.partial(collate, weigh=_weigh if plan.weights == "exact" else None),
+        target_weights=TargetWeights(target_weights=plan.weights, longce_short=3, longce_stride=2, longce_most=1.2),
     )
     trainer.add_callback(ApplyMemorySavings(SAVINGS[plan.savings]))
+    if plan.average:
+        trainer.add_callback(AverageLast(trainer, Path(given.output_dir), plan.average))
     with mock.patch.object(saving, "need", wraps=saving.need) as needed:
         trainer.train(resume_from_checkpoint=resume)
     weights = trained.gather(trainer.model, list(prepared.names))
@@ -169,6 +181,7 @@ def train(folder: str, plan: Plan, resume: str | None = None) -> dict[str, Any]:
     found = {
         "losses": [entry["loss"] for entry in logs],
         "norms": [entry["grad_norm"] for entry in logs],
+        "others": [[entry.get(name) for name in Weighted.names] for entry in logs],
         "flos": trainer.state.total_flos,
         "needed": [call.args[0] for call in needed.call_args_list],
         "sequences": trainer.get_total_train_batch_size(trainer.args),
@@ -177,6 +190,10 @@ def train(folder: str, plan: Plan, resume: str | None = None) -> dict[str, Any]:
     end(trainer)
     _forget_groups()
     return found if world == 1 or distributed.get_rank() == 0 else {}
+
+
+def _weigh(documents: torch.Tensor) -> torch.Tensor:
+    return 0.5 + left_context(documents) / 6
 
 
 def _arguments(folder: Path, plan: Plan, layout: Layout) -> TrainingArguments:

@@ -36,3 +36,11 @@ def test_groups_of_key_heads_may_be_repeated_or_split():
     """70B has 8: 16 ranks repeat each, 4 take two each."""
     for size in (4, 16):
         assert possible(job(model="llama2-70b", world=64, sequence=size, global_batch=64))
+
+
+def test_short_contexts_by_hand():
+    """Of 16,384 tokens with contexts of 4,096 and a stride of 1,024: 12 begin at 0, 1,024 .. 11,264, and the first has
+    nothing to compare with."""
+    assert job(length=16384, short=(4096, 1024)).read_again == 11 * 5120 / 16384
+    assert job(length=16384).read_again == job(length=5120, short=(4096, 1024)).read_again == 0
+    assert job(length=1000, short=(4096, 1024)).read_again == 0

@@ -124,3 +124,18 @@ def test_fused_norms_read_and_write_less():
     own, torch_s = (roofline.memory_bound(job("rope", fused=False, fused_norms=fused)) for fused in (True, False))
     assert torch_s - own == 28 * 4096 * 32 * 3 * 2
     assert own - roofline.memory_bound(job("rope")) == 2 * 11_008 * 32 * 3 * 2
+
+
+def test_short_contexts_are_forwards_alone():
+    """Contexts of 256 tokens: attention over a thirty-second of the length, linear maps as often as tokens are read,
+    and the output head for the targets alone."""
+    plain, twice = (job("rope", trained=FROZEN, short=short) for short in (None, (192, 64)))
+    model, read = plain.model, 127 - 1 - 2  # 124 short contexts of 256 tokens
+    again = read * 256 / 8192
+    assert twice.read_again == again
+    more = roofline.work(twice).linear - roofline.work(plain).linear
+    blocks = 2 * model.layers * sum(a * b for a, b in model.linears.values())
+    assert more == pytest.approx(blocks * again + 2 * model.hidden * model.vocabulary * read * 64 / 8192)
+    attention = roofline.work(twice).attention - roofline.work(plain).attention
+    assert attention == pytest.approx(2 * model.layers * model.query * 256 * again)
+    assert roofline.work(twice).model == roofline.work(plain).model, "MFU counts what one reading needs"

@@ -46,7 +46,7 @@ class Sequences(torch.utils.data.Dataset):
 
 
 def build(
-    folder, sequences=None, method="tape", lora_alpha=4, optimization=None, teacher=None, **changes
+    folder, sequences=None, method="tape", lora_alpha=4, optimization=None, teacher=None, weights=None, **changes
 ) -> TapeTrainer:
     """A trainer on a tiny model; the same weights each time."""
     torch.manual_seed(5)
@@ -73,6 +73,7 @@ def build(
         record=TrainedRecord(base="base", method=method, names=prepared.names),
         optimization=optimization,
         teacher=teacher,
+        target_weights=weights,
         tokens_per_step=2 * LENGTH,
         flops_per_token=1.0,
         model=prepared.model,

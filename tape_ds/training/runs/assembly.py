@@ -70,6 +70,7 @@ def assemble(recipe: Recipe) -> Run:
     run = require_room(run)  # a finished run has nothing to do on any device, so this comes after it
 
     run = run.read_data()  # hours where text is tokenised, so everything that can refuse a run comes before
+    run = replace(run, exact_weights=run.measure_weights())
     # after the process group: under ZeRO-3 weights are sharded as they are made or loaded
     section = run.recipe.method if isinstance(run.recipe, ExtensionRecipe) else None
     model = run.load_model()

@@ -18,7 +18,7 @@ from tape_ds.data.order import TrainingSequences
 from tape_ds.data.pack import pack
 from tape_ds.data.pose import PoseSequences
 from tape_ds.data.retrieval.sequences import RetrievalForm, RetrievalSequences, writer_of
-from tape_ds.data.selection import select, token_counts
+from tape_ds.data.selection import select, token_counts, upsampled
 from tape_ds.data.sources import generated, weights
 from tape_ds.data.tokenized import scored_rows
 from tape_ds.encodings import scaling, trained_rope
@@ -236,10 +236,13 @@ def training_sequences(
             return RetrievalSequences(source, writer, form, samples=samples, seed=seed)
         found = select(specs, tokenizer, "train", cache, data.min_document_tokens, data.max_documents, bad_rows)
         origin = f"{found}" + f", none below {data.min_document_tokens:,}" * (data.min_document_tokens > 1)
+        documents = upsampled(found.documents, data.upsample)
+        if data.upsample:
+            origin += f"; long ones again: {len(documents):,} documents, {int(token_counts(documents).sum()):,} tokens"
         if pose is not None:
-            sequences = found.documents
+            sequences = documents
         else:
-            sequences = pack(found.documents, data.window, cache, data.packing, end, specs=specs)
+            sequences = pack(documents, data.window, cache, data.packing, end, specs=specs)
             origin += f"; {int(token_counts(sequences).sum()):,} in {len(sequences):,} sequences"
         return TrainingSequences(
             sequences,

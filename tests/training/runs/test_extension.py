@@ -196,3 +196,13 @@ def test_no_weights_are_fetched_for_a_run_that_cannot_start(model, tmp_path, mon
 
     monkeypatch.setattr(hub, "download", download)
     assert list(refusals(recipe(model, model="org/tiny", output_dir=output, method="lora", **fields))) == [named]
+
+
+def test_long_documents_are_read_again_and_said_so(model):
+    """A text of 720 words and one of 12: three copies of the long one fill three times as many sequences."""
+    (model.parent / "short.txt").write_text("one two three four five six seven eight nine ten eleven twelve")
+    data = f"text:{model.parent}/*.txt"
+    plain, more = (assemble(recipe(model, train_data=data, max_steps=2, **own)) for own in ({}, {"upsample.100": "3"}))
+    tokens = [sum(map(len, run.sequences.stored["input_ids"])) for run in (plain, more)]
+    assert tokens == [720 + 12 - 12, 3 * 720]
+    assert "long ones again: 4 documents, 2,172 tokens" in more.outline()["data"]

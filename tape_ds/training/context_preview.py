@@ -1,0 +1,132 @@
+"""The left context of targets in a sample of a recipe's data, for a dry run: little is read and nothing is stored.
+
+A run measures the same on its first sequences, which are drawn from all of its data
+(:func:`tape_ds.data.left_context.measure`); here they are made of the first documents of each source.
+"""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from tape_ds import paths
+from tape_ds.config.extension import ExtensionRecipe
+from tape_ds.config.pretraining import PretrainingRecipe
+from tape_ds.config.recipe import Recipe
+from tape_ds.data import tokenizer as tokenizers
+from tape_ds.data.bad_rows import BadRows
+from tape_ds.data.left_context import Buckets, ExactWeights, Histogram, contexts_of
+from tape_ds.data.order import item, packed_item
+from tape_ds.data.pack import FILL
+from tape_ds.data.selection import with_copies
+from tape_ds.data.sources import TokenSource, parse_all, weights
+from tape_ds.data.tokenized import FIELD_OF, checked_ids, encode, made_for
+from tape_ds.errors import UserError
+from tape_ds.models.loading.config_file import SMOLLM2
+
+SEQUENCES = 32
+"""Windows of text that are read of each source; with PoSE documents."""
+
+
+def lines(recipe: Recipe) -> dict[str, str]:
+    """Return lines of a plan about the weights of targets; none where all count the same."""
+    chosen, window = recipe.weighting, recipe.window
+    if chosen.target_weights == "equal":
+        return {}
+    return {"target weights": chosen.outline(window), "left context": _left_context(recipe)}
+
+
+def _left_context(recipe: Recipe) -> str:
+    chosen, window = recipe.weighting, recipe.window
+    is_exact = chosen.target_weights == "exact"
+    first = chosen.tail(window) if is_exact else min(chosen.longce_short, window)
+    buckets = Buckets(first, chosen.exact_ratio)
+    tokenizer = _tokenizer(recipe)
+    if isinstance(tokenizer, str):
+        return f"shown when the run has read its data ({tokenizer})"
+    data: Any = recipe.data
+    specs, shares = weights.specs_of(data.train_data), weights.shares_of(data.train_data)
+    parts = []
+    try:
+        for number, spec in enumerate(specs):
+            found = [contexts_of(each) for each in _sample(recipe, spec, tokenizer)]
+            contexts = np.concatenate(found) if found else np.zeros(0, np.int64)
+            # without weights a source's size decides its share, which is not known here
+            share = 1 / len(specs) if shares is None else shares[number]
+            parts.append((contexts, share * 1e6 / max(1, len(contexts))))
+    except UserError as error:
+        return f"not known: {'; '.join(problem.wrong for problem in error.problems)}"
+    histogram = Histogram.of(parts, buckets)
+    sampled = f"the first {SEQUENCES} {'documents' if _skips(recipe) else 'windows'} of each source"
+    if not is_exact:
+        return f"{histogram}, in {sampled}"
+    try:
+        found_weights = ExactWeights.measured(histogram, buckets, chosen.exact_extra, len(specs) * SEQUENCES)
+    except UserError as error:
+        return f"{histogram}, in {sampled}; THE RUN WOULD BE REFUSED if all are so: {error.problems[0].wrong}"
+    return f"{histogram}, in {sampled}; about these weights: {found_weights.described()}"
+
+
+def _tokenizer(recipe: Recipe) -> Any:
+    """Return the tokenizer of a recipe of documents where it is on this machine; else why it is not known, a text."""
+    if isinstance(recipe, ExtensionRecipe):
+        name = recipe.model.model
+    elif isinstance(recipe, PretrainingRecipe) and recipe.data.tokenizer is not None:
+        name = recipe.data.tokenizer
+    elif isinstance(recipe, PretrainingRecipe):
+        return "its tokenizer is trained first"
+    else:
+        return "its sequences have answers as targets"
+    if name != SMOLLM2 and not paths.of(name).exists():
+        return "its tokenizer is not on this machine"
+    try:
+        return tokenizers.load_tokenizer(str(paths.of(name)) if name != SMOLLM2 else name)
+    except UserError as error:
+        return error.problems[0].wrong
+
+
+def _skips(recipe: Recipe) -> bool:
+    return isinstance(recipe, ExtensionRecipe) and recipe.data.pose.chunks > 1
+
+
+def _sample(recipe: Recipe, spec: str, tokenizer: Any) -> Iterator[Any]:
+    """Yield sequences of a source's first documents, packed as the run packs them."""
+    window = recipe.window
+    if not isinstance(recipe, ExtensionRecipe):
+        documents = _documents(spec, tokenizer, recipe.data.skip.bad_rows, least=1)
+        yield from map(packed_item, FILL["cut"](_first(documents, SEQUENCES * window), window))
+        return
+    data = recipe.data
+    documents = _documents(spec, tokenizer, data.skip.bad_rows, data.min_document_tokens)
+    read = list(islice(documents, SEQUENCES) if _skips(recipe) else _first(documents, SEQUENCES * window))
+    read = [read[number] for number in with_copies(np.array([len(ids) for ids in read], np.int64), data.upsample)]
+    if _skips(recipe):  # whatever is skipped, a target sees the tokens of its window
+        for ids in read:
+            yield item(ids[:window], slice(1, None))
+        return
+    # all that is read is packed, since long documents leave a packing first
+    for sequence in FILL[data.packing](read, window):
+        yield packed_item(sequence, data.attend_across)
+
+
+def _first(documents: Iterator[np.ndarray], tokens: int) -> Iterator[np.ndarray]:
+    """Yield documents until they have as many tokens together; the last one is cut."""
+    for ids in documents:
+        yield ids[:tokens]
+        tokens -= len(ids)
+        if tokens <= 0:
+            return
+
+
+def _documents(spec: str, tokenizer: Any, skip_bad_rows: int, least: int) -> Iterator[np.ndarray]:
+    (source,) = parse_all([spec], FIELD_OF["train"], BadRows(skip_bad_rows))
+    if isinstance(source, TokenSource):
+        made_for(source, tokenizer)
+        for name, ids in source.token_rows():
+            if len(ids) >= least:
+                yield checked_ids(source, name, ids, len(tokenizer))
+        return
+    for _, ids in encode(source.documents("train"), tokenizer):
+        if len(ids) >= least:
+            yield ids
