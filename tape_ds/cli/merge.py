@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
+    from tape_ds.checkpoint.merging import WholeModel
+
 
 @command
 def main(argv: list[str] | None = None) -> int:
@@ -32,34 +34,37 @@ def main(argv: list[str] | None = None) -> int:
     import torch
 
     from tape_ds.data import tokenizer as tokenizers
-    from tape_ds.models import saving
     from tape_ds.models.library_messages import quieten_libraries
 
     quieten_libraries()
     of_peft = weight_files.is_adapter(folder) and not (folder / run_folder.RECORD).is_file()
     found = _of_peft(folder, options.base_anyway) if of_peft else _of_run(folder, options.base_anyway)
     dtype = found.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
-    model = found.model
-    model.to(dtype).config.use_cache = True
-    length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if found.tokenizer is not None and length is not None:
-        found.tokenizer.model_max_length = length
+    parameters = 0
+
+    def with_cache(model: "PreTrainedModel") -> "PreTrainedModel":
+        model.config.use_cache = True
+        return model
 
     def write(folder: Path) -> None:
-        saving.save(model, folder)
+        nonlocal parameters
+        model = found.model.write(folder, dtype, with_cache)
+        parameters = model.num_parameters()
         if found.tokenizer is not None:
+            length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+            if length is not None:
+                found.tokenizer.model_max_length = length
             tokenizers.save(found.tokenizer, folder)
 
     building.build_aside(out, write, "out")
-    print(f"{options.out}: {found.origin}, {model.num_parameters() / 1e6:,.2f} M parameters")
+    print(f"{options.out}: {found.origin}, {parameters / 1e6:,.2f} M parameters")
     if found.tokenizer is None:
         print("no tokenizer: neither the adapter's folder nor its base's has one")
     return 0
 
 
 class _Merged(NamedTuple):
-    model: "PreTrainedModel"
-    """In fp32."""
+    model: "WholeModel"
     tokenizer: Any
     dtype: "torch.dtype"
     """In which the base is stored."""
@@ -74,18 +79,16 @@ def _of_run(folder: Path, base_anyway: bool) -> _Merged:
     record = trained.read_record(folder)
     tokenizer = tokenizers.load_tokenizer(str(folder), "trained")
     dtype = merging.original_dtype(folder, base_anyway=base_anyway)
-    model = merging.merge(folder, base_anyway=base_anyway)
+    model = merging.of_run(folder, base_anyway=base_anyway)
     return _Merged(model, tokenizer, dtype, f"{record.base or 'from scratch'} + {record.method}")
 
 
 def _of_peft(folder: Path, base_anyway: bool) -> _Merged:
-    from tape_ds.models.loading import exact
     from tape_ds.scoring import models
 
     found = models.find_adapter(str(folder), base_anyway=base_anyway)
     has_tokenizer = config_file.has_tokenizer(found.tokenizer_name_or_path)
     tokenizer = found.tokenizer() if has_tokenizer else None
-    model = found.whole()
-    exact.require_finite(model, "trained", str(folder))
     base = json_file.read(folder / weight_files.ADAPTER_CONFIG, "trained", str(folder))["base_model_name_or_path"]
-    return _Merged(model, tokenizer, found.dtype, f"{base} + the adapter {folder}")
+    assert found.whole is not None
+    return _Merged(found.whole, tokenizer, found.dtype, f"{base} + the adapter {folder}")
