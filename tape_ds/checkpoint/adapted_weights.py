@@ -12,7 +12,9 @@ from peft.utils.other import AuxiliaryTrainingWrapper, ModulesToSaveWrapper, Tra
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from tape_ds.checkpoint.logits_by_block import logits_by_block
 from tape_ds.checkpoint.merged_layers import Adapter, MergedLayer, merged_layer
+from tape_ds.checkpoint.whole_merge import probe
 from tape_ds.models import hollow
 from tape_ds.models.file_tensors import FileTensor
 from tape_ds.models.loading.tensor_rows import LoadedRows, TensorRows
@@ -34,7 +36,7 @@ def check_kind(config: PeftConfig) -> None:
 
 
 class AdaptedWeights(ModelWeights):
-    def __init__(self, base: ModelWeights, attach: Attach, field: str, name: str):
+    def __init__(self, base: ModelWeights, attach: Attach, field: str, name: str, check_logits: bool = False):
         """Put an adapter on.
 
         Args:
@@ -42,10 +44,11 @@ class AdaptedWeights(ModelWeights):
             attach: wraps the base's model, and gives the adapter its weights; those of the base that the adapter has
                 it copies into the model, after it gave them memory.
             field, name: of the adapter, for messages.
+            check_logits: whether those of the merged model and of the adapter's are compared, and shown.
 
         Raises:
             NotByTensorError: an adapter of a kind that is only merged as a whole.
-            UserError: by ``attach``.
+            UserError: by ``attach``; logits differ.
         """
         model = base.model
         origins = {parameter: each for each, parameter in model.named_parameters()}
@@ -62,6 +65,8 @@ class AdaptedWeights(ModelWeights):
         if buffers and getattr(wrapped.active_peft_config, "layer_replication", None):
             raise NotByTensorError("its adapter repeats layers, and these have buffers")
 
+        ids = probe(wrapped) if check_logits else None
+        expected = None if ids is None else logits_by_block(wrapped, origins, self._base.rows, ids)
         layers = _adapted(wrapped.get_base_model())
         self.model = wrapped.unload()
         self._layers: dict[str, MergedLayer] = {}
@@ -81,6 +86,16 @@ class AdaptedWeights(ModelWeights):
             else:
                 self._own[each] = held.detach()
         self._untie()
+        if ids is not None and expected is not None:
+            self._check_logits(adapter, expected, ids)
+
+    def _check_logits(self, adapter: Adapter, expected: Tensor, ids: Tensor) -> None:
+        hollow_ones = [(name, parameter) for name, parameter in self.model.named_parameters() if name not in self._own]
+        found = logits_by_block(self.model, {parameter: name for name, parameter in hollow_ones}, self.rows, ids)
+        adapter.check("logits", expected, found)
+        difference = (found - expected).abs().max().item()
+        largest = expected.abs().max().item()
+        print(f"logits: merged, they differ from the adapter's by {difference:.2g} of {largest:.3g}", flush=True)
 
     def _untie(self) -> None:
         """Note in the configuration, as peft does after a merge, that head and embeddings are not the same any more."""

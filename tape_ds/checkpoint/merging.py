@@ -83,8 +83,8 @@ class WholeModel:
             print(f"note: {self.name} is read and merged as a whole, in fp32: {reason}", file=sys.stderr, flush=True)
 
 
-def of_run(folder: str | Path, *, base_anyway: bool = False) -> WholeModel:
-    """Return the whole model of a folder of trained weights."""
+def of_run(folder: str | Path, *, base_anyway: bool = False, check_logits: bool = False) -> WholeModel:
+    """Return the whole model of a folder of trained weights; ``check_logits``: see :class:`AdaptedWeights`."""
     folder = Path(folder)
 
     def load(dtype: torch.dtype) -> PreTrainedModel:
@@ -92,21 +92,32 @@ def of_run(folder: str | Path, *, base_anyway: bool = False) -> WholeModel:
         return whole_merge.merged(model, _OF_RUN, str(folder)) if isinstance(model, PeftModel) else model
 
     is_merged = not any(folder.glob(WHOLE_WEIGHTS))
-    return WholeModel(partial(_weights_of_run, folder, base_anyway), load, is_merged, _OF_RUN, str(folder))
+    return WholeModel(
+        partial(_weights_of_run, folder, base_anyway, check_logits), load, is_merged, _OF_RUN, str(folder)
+    )
 
 
-def of_folder(folder: Path, load: Callable[..., PreTrainedModel], config: Any, field: str, name: str) -> WholeModel:
+def of_folder(
+    folder: Path,
+    load: Callable[..., PreTrainedModel],
+    config: Any,
+    field: str,
+    name: str,
+    check_logits: bool = False,
+) -> WholeModel:
     """Return the model of a folder of whole weights; ``load`` takes arguments of ``from_pretrained``."""
+    if check_logits:
+        _say_nothing_is_merged()
     return WholeModel(partial(stored, folder, config, load), lambda dtype: load(dtype=dtype), False, field, name)
 
 
-def of_adapter(folder: Path, base: WholeModel, base_name: str, name: str) -> WholeModel:
-    """Return the whole model of an adapter that peft saved."""
+def of_adapter(folder: Path, base: WholeModel, base_name: str, name: str, check_logits: bool = False) -> WholeModel:
+    """Return the whole model of an adapter that peft saved; ``check_logits``: see :class:`AdaptedWeights`."""
 
     def weights() -> ModelWeights:
         check_kind(PeftConfig.from_pretrained(str(folder)))
         attach = partial(peft_adapter.put_on, folder=folder, base=base_name, name=name)
-        return AdaptedWeights(base.weights(), attach, "model", name)
+        return AdaptedWeights(base.weights(), attach, "model", name, check_logits)
 
     def load(dtype: torch.dtype) -> PreTrainedModel:
         model = peft_adapter.put_on(base.load(dtype), None, folder, base_name, name)
@@ -140,11 +151,13 @@ def stored(folder: Path, config: Any, load: Callable[..., PreTrainedModel]) -> M
     return StoredWeights(on_meta, StoredRows(weight_files.files(folder)))
 
 
-def _weights_of_run(folder: Path, base_anyway: bool) -> ModelWeights:
+def _weights_of_run(folder: Path, base_anyway: bool, check_logits: bool) -> ModelWeights:
     record = read_record(folder)
     config = extendable.read(folder)
     is_whole = any(folder.glob(WHOLE_WEIGHTS))
     if is_whole or record.base is None:
+        if check_logits:
+            _say_nothing_is_merged()
         return stored(folder, config, partial(extendable.load, folder, config))
     place = find_base(folder, record, base_anyway)
     base = stored(Path(place), config, partial(extendable.load, place, config))
@@ -152,7 +165,17 @@ def _weights_of_run(folder: Path, base_anyway: bool) -> ModelWeights:
         wrong = "peft could not put its adapter onto the base"
         with as_message(wrong, _OF_RUN, str(folder), READ_AGAIN):
             check_kind(PeftConfig.from_pretrained(folder))
-        base = AdaptedWeights(base, lambda model, _: trained.with_adapters(folder, record, model), _OF_RUN, str(folder))
-    elif record.names:
+
+        def attach(model: PreTrainedModel, _: Any) -> PeftModel:
+            return trained.with_adapters(folder, record, model)
+
+        return AdaptedWeights(base, attach, _OF_RUN, str(folder), check_logits)
+    if check_logits:
+        _say_nothing_is_merged()
+    if record.names:
         base = ReplacedWeights(base, trained.tensors_for(folder, base.model, record.names))
     return base
+
+
+def _say_nothing_is_merged() -> None:
+    print("logits: nothing is merged, and every weight is written as it was trained", flush=True)

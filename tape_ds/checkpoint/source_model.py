@@ -43,12 +43,12 @@ class SourceModel:
     def has_tokenizer(self) -> bool:
         return (self.folder / TOKENIZER).is_file()
 
-    def whole(self) -> WholeModel:
-        """Return the whole model, adapters merged."""
+    def whole(self, *, check_logits: bool = False) -> WholeModel:
+        """Return the whole model, adapters merged; ``check_logits``: see :func:`merging.of_run`."""
         if self.record is not None:
-            return merging.of_run(self.folder, base_anyway=self.base_anyway)
+            return merging.of_run(self.folder, base_anyway=self.base_anyway, check_logits=check_logits)
         load = partial(extendable.load, self.folder, self.config)
-        return merging.of_folder(self.folder, load, self.config, "source", str(self.folder))
+        return merging.of_folder(self.folder, load, self.config, "source", str(self.folder), check_logits)
 
 
 def find(name_or_path: str, *, base_anyway: bool = False, any_llama: bool = False) -> SourceModel:

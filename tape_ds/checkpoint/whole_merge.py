@@ -30,7 +30,7 @@ def merged(model: PeftModel, field: str, name: str) -> PreTrainedModel:
     model.eval()
     _separate_weights(model)
     kinds = sorted({str(getattr(each.peft_type, "value", each.peft_type)) for each in model.peft_config.values()})
-    ids = _probe(model)
+    ids = probe(model)
     expected = _logits(model, ids)
     if not bool(expected.isfinite().all()):
         raise exact.not_finite(field, name)
@@ -68,7 +68,7 @@ def _separate_layers(whole: PreTrainedModel) -> None:
         seen.add(id(parameter))
 
 
-def _probe(model: PeftModel) -> Tensor:
+def probe(model: PeftModel) -> Tensor:
     """Return token ids int64 [B, T] to compare logits on: drawn from the vocabulary, after those that an adapter trains
     alone (``trainable_token_indices``), which a draw would miss."""
     sequences, tokens = PROBE

@@ -4,9 +4,10 @@
 
 The first argument is a run's folder, its folder ``trained`` or one of its checkpoints: position updates, norms and
 embeddings are loaded into the base model that the folder names, adapters are merged. Or it is the folder of an adapter
-that peft saved, with the base that its adapter_config.json names. This is done in fp32, and the merged model's logits
-are compared with the adapter model's before anything is written. After ``tape_ds.register()``, OUT loads with
-``AutoModelForCausalLM.from_pretrained(OUT)``; ``tape-ds export`` makes a folder of a run that needs no ``tape_ds``.
+that peft saved, with the base that its adapter_config.json names. Tensors are read, merged in fp32 and written one
+after another, and every merged layer is compared with the layer and its adapter: a folder is written only if they
+agree. After ``tape_ds.register()``, OUT loads with ``AutoModelForCausalLM.from_pretrained(OUT)``; ``tape-ds export``
+makes a folder of a run that needs no ``tape_ds``.
 """
 
 from pathlib import Path
@@ -38,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
 
     quieten_libraries()
     of_peft = weight_files.is_adapter(folder) and not (folder / run_folder.RECORD).is_file()
-    found = _of_peft(folder, options.base_anyway) if of_peft else _of_run(folder, options.base_anyway)
+    found = (_of_peft if of_peft else _of_run)(folder, options.base_anyway, options.check_logits)
     dtype = found.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
     parameters = 0
 
@@ -72,21 +73,21 @@ class _Merged(NamedTuple):
     """For people."""
 
 
-def _of_run(folder: Path, base_anyway: bool) -> _Merged:
+def _of_run(folder: Path, base_anyway: bool, check_logits: bool) -> _Merged:
     from tape_ds.checkpoint import merging, trained
     from tape_ds.data import tokenizer as tokenizers
 
     record = trained.read_record(folder)
     tokenizer = tokenizers.load_tokenizer(str(folder), "trained")
     dtype = merging.original_dtype(folder, base_anyway=base_anyway)
-    model = merging.of_run(folder, base_anyway=base_anyway)
+    model = merging.of_run(folder, base_anyway=base_anyway, check_logits=check_logits)
     return _Merged(model, tokenizer, dtype, f"{record.base or 'from scratch'} + {record.method}")
 
 
-def _of_peft(folder: Path, base_anyway: bool) -> _Merged:
+def _of_peft(folder: Path, base_anyway: bool, check_logits: bool) -> _Merged:
     from tape_ds.scoring import models
 
-    found = models.find_adapter(str(folder), base_anyway=base_anyway)
+    found = models.find_adapter(str(folder), base_anyway=base_anyway, check_logits=check_logits)
     has_tokenizer = config_file.has_tokenizer(found.tokenizer_name_or_path)
     tokenizer = found.tokenizer() if has_tokenizer else None
     base = json_file.read(folder / weight_files.ADAPTER_CONFIG, "trained", str(folder))["base_model_name_or_path"]

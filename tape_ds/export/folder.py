@@ -38,13 +38,19 @@ def is_plain(source: SourceModel) -> bool:
 
 
 def write(
-    source: SourceModel, out: Path, name: str, license: str | None = None, dtype: torch.dtype | None = None
+    source: SourceModel,
+    out: Path,
+    name: str,
+    license: str | None = None,
+    dtype: torch.dtype | None = None,
+    check_logits: bool = False,
 ) -> PreTrainedModel:
     """Write the folder ``out``, which must not exist; return the model as it was written, perhaps without its weights.
 
     Args:
         name, license: for the model card, see :func:`tape_ds.export.card.text`.
         dtype: of the weights; default: the base model's.
+        check_logits: see :class:`tape_ds.checkpoint.adapted_weights.AdaptedWeights`.
     """
     assert not out.exists(), "checked by the caller"
     plain = is_plain(source)
@@ -69,7 +75,7 @@ def write(
 
     def build(folder: Path) -> None:
         nonlocal model
-        model = source.whole().write(folder, dtype or source.dtype, adjust)
+        model = source.whole(check_logits=check_logits).write(folder, dtype or source.dtype, adjust)
         written = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         if not plain:
             # `transformers serve` takes the first architecture's class from transformers itself; its auto class is

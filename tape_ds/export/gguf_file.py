@@ -22,6 +22,7 @@ from gguf.quants import quantize
 from torch import Tensor
 
 from tape_ds import building, encodings, storage
+from tape_ds.checkpoint.merging import WholeModel
 from tape_ds.checkpoint.source_model import SourceModel
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.encodings import llama_cpp_rope, scaling
@@ -123,13 +124,14 @@ def plan(source: SourceModel, kind: str, name: str, license: str | None, tokeniz
     return GgufPlan(config_file.plain_type(config), config, rope, kind, read, name, license)
 
 
-def write(plan: GgufPlan, source: SourceModel, file: Path) -> int:
-    """Write the file, complete or not at all, and return its tensors' numbers.
+def write(plan: GgufPlan, source: SourceModel, file: Path, check_logits: bool = False) -> int:
+    """Write the file, complete or not at all, and return its tensors' numbers; ``check_logits``: see
+    :class:`tape_ds.checkpoint.adapted_weights.AdaptedWeights`.
 
     Raises:
         UserError: a weight is no number, or too large for the type.
     """
-    weights = _weights(source)
+    weights = _weights(source.whole(check_logits=check_logits))
     left_out = {_HEAD} if plan.config.tie_word_embeddings else set()
     names = [name for name in weights.names() if name not in left_out]
     assert "model.embed_tokens.weight" in names, "checked when the source was found"
@@ -157,9 +159,8 @@ def write(plan: GgufPlan, source: SourceModel, file: Path) -> int:
 _ARCHITECTURES = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items() if name in ("llama", "qwen2", "qwen3")}
 
 
-def _weights(source: SourceModel) -> TensorRows:
+def _weights(whole: WholeModel) -> TensorRows:
     """Return the whole model's tensors, adapters merged as they are read; in memory what that does not reach."""
-    whole = source.whole()
     try:
         return whole.weights()
     except NotByTensorError:

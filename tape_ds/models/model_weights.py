@@ -168,7 +168,7 @@ def fill(weights: ModelWeights, dtype: torch.dtype, field: str, name: str) -> Pr
         if not _copy_into(filled, pieces(weights, each)):
             wrong.append(each)
         _set(model, each, nn.Parameter(filled, requires_grad=filled.is_floating_point()))
-    raise_if_any(exact.not_finite_weights(wrong, field, name))
+    raise_if_any(exact.not_finite_weights(sorted(wrong), field, name))
     for target, source in tied.items():
         _set(model, target, model.get_parameter(source))
     return model.eval()

@@ -291,16 +291,17 @@ def _find(name_or_path: str, options: LoadOptions) -> FoundModel:
     )
 
 
-def find_adapter(name_or_path: str, *, base_anyway: bool = False) -> FoundModel:
-    """Find the folder of an adapter that peft saved, with its base, on the CPU and in the dtype of the base's weights.
+def find_adapter(name_or_path: str, *, base_anyway: bool = False, check_logits: bool = False) -> FoundModel:
+    """Find the folder of an adapter that peft saved, with its base, on the CPU and in the dtype of the base's weights;
+    ``check_logits``: see :func:`merging.of_adapter`.
     Raises UserError: either is missing, damaged or of a kind that is not merged, or a whole model is in the folder."""
     folder = Path(name_or_path)
     raise_if_any(weight_files.check_alone(folder))
     options = LoadOptions(None, None, torch.device("cpu"), False, base_anyway)
-    return _find_adapter(name_or_path, folder, options)
+    return _find_adapter(name_or_path, folder, options, check_logits)
 
 
-def _find_adapter(name_or_path: str, folder: Path, options: LoadOptions) -> FoundModel:
+def _find_adapter(name_or_path: str, folder: Path, options: LoadOptions, check_logits: bool = False) -> FoundModel:
     """Find peft's adapter and the base that its configuration names."""
     from peft import PeftConfig
 
@@ -333,7 +334,7 @@ def _find_adapter(name_or_path: str, folder: Path, options: LoadOptions) -> Foun
 
     raise_if_any(_check_rows(name_or_path, folder, base))
 
-    whole = merging.of_adapter(folder, base.whole, base.name_or_path, name_or_path)
+    whole = merging.of_adapter(folder, base.whole, base.name_or_path, name_or_path, check_logits)
     files = [*_model_files(folder), *base.files]
     found = replace(base, name_or_path=name_or_path, kind="peft adapter", folder=folder, files=files, whole=whole)
     return replace(found, record=None)
