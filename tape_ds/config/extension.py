@@ -353,10 +353,27 @@ class ExtensionRecipe(Recipe):
         elif most is not None and generated.only_one(weights.specs_of(entries)) is not None:
             yield Problem("max_documents", most, "generated data have no end, whatever is read", "remove it (null)")
 
-    @rule("train_data", "window", "max_steps", "method")
+    @rule("train_data", "window", "max_steps", "method", "pose_reach", "pose_content", "min_document_tokens")
     def _generated(self) -> Iterator[Problem]:
-        if self.trains:
-            yield from generated.check_drawn(self.data.train_data, self.window, self.trainer_value("max_steps"))
+        specs = weights.specs_of(self.data.train_data)
+        of_these = [spec for spec in specs if generated.is_generated(spec)]
+        if not self.trains or not of_these:
+            return
+        yield from generated.check_drawn(self.data.train_data, self.window, self.trainer_value("max_steps"))
+        method = self.method
+        pose = self.data.pose
+        if method.chosen.grouped:
+            wrong = "attends within groups while it trains, where most questions of generated documents have no answer"
+            yield Problem("method", method.method, wrong, "method: lora; or other data")
+        if len(of_these) < len(specs):
+            return
+        wrong = "is of documents that are read, and all data are generated"
+        if pose.reach is not None:
+            yield Problem("pose_reach", pose.reach, wrong, "remove it")
+        if pose.content != Pose().content:
+            yield Problem("pose_content", pose.content, wrong, "remove it")
+        if "min_document_tokens" in self.given:
+            yield Problem("min_document_tokens", self.data.min_document_tokens, wrong, "remove it")
 
     @rule("upsample", "min_document_tokens")
     def _upsample(self) -> Iterator[Problem]:

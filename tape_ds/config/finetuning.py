@@ -67,7 +67,8 @@ class ChatData(Section):
 
     train_data: Annotated[list[str], FREE, COMPARED]
     """Conversations, as specs: ``jsonl:FILE``, ``parquet:FILE``, ``hub:NAME``, whose rows have a column ``messages``
-    (another: ``#COLUMN``) with a list of {role, content}; or ``stdlib``, which generates some."""
+    (another: ``#COLUMN``) with a list of {role, content}; or ``stdlib`` and ``generated:retrieval``, which make
+    some."""
     eval_data: Annotated[list[str], FREE, COMPARED] = []
     """Conversations whose answers are scored before and after, as specs."""
     eval_share: float = Field(0.0, ge=0, lt=1)

@@ -118,7 +118,8 @@ class PretrainingRecipe(new_model.NewModelRecipe):
 
     @rule("train_data", "window", "max_steps", "tokenizer", "streaming")
     def _generated(self) -> Iterator[Problem]:
-        data, specs = self.data, weights.specs_of(self.data.train_data)
+        data = self.data
+        specs = weights.specs_of(data.train_data)
         steps = 1 if data.streaming else self.trainer_value("max_steps")  # of a stream, the next rule asks for them
         yield from generated.check_drawn(data.train_data, data.window, steps)
         if data.tokenizer is None and specs and not generated.written_text(specs):

@@ -305,6 +305,11 @@ def test_generated_documents_need_weights_steps_and_room():
     assert found["train_data"].remedy == "write tokens=512-600, or give a longer window"
     found, _ = problems_of("--recipe", write(train_data=["stdlib"], eval_data=[GENERATED]))
     assert found["eval_data"].remedy == "name it in train_data of a recipe, and text here"
+    found, _ = problems_of("--recipe", write(train_data=[GENERATED], pose_content="aligned", min_document_tokens=9))
+    assert found.keys() == {"pose_content", "min_document_tokens"} and found["pose_content"].value == "aligned"
+    longlora = {"method": "longlora", "window": 16384, "pose_chunks": 1}
+    found, _ = problems_of("--recipe", write(train_data=[GENERATED], **longlora))
+    assert "within groups" in found["method"].wrong
     held_out = write(train_data=["generated:retrieval#text=stdlib:typing.py"], eval_data=["stdlib:typing.py"])
     found, _ = problems_of("--recipe", held_out)
     assert "also trained on" in found["eval_data"].wrong, "what the records are put into is trained on"

@@ -77,7 +77,7 @@ def generated(texts, **run):
 
 def retrieval(texts, **run):
     (source,) = parse_all(
-        [f"generated:retrieval#families=lookup&rivals=1&questions=1&text=jsonl:{texts}/*.jsonl#t"], "train_data"
+        [f"generated:retrieval#families=lookup&rivals=1&questions=1&text=text:{texts}/long.txt"], "train_data"
     )
     writer = writer_of(source, build_tokenizer(), texts / "cache")
     return RetrievalSequences(source, writer, RetrievalForm(320, PoseSequences(320, 4000, Pose(chunks=2))), **run)
@@ -88,11 +88,12 @@ KINDS = [packed, posed, streamed, mixed_streams, mixed_pose, answers, conversati
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
-    """Three shards of one source and five of another."""
+    """Three shards of one source and five of another, and a long text."""
     folder = tmp_path_factory.mktemp("texts")
     for shard in ("a0", "a1", "a2", "b0", "b1", "b2", "b3", "b4"):
         lines = [json.dumps({"t": f"{shard}.{number} " + "tape " * (number % 9)}) for number in range(12)]
         (folder / f"{shard}.jsonl").write_text("\n".join(lines))
+    (folder / "long.txt").write_text("tape and other words\n" * 900)
     return folder
 
 

@@ -167,7 +167,8 @@ def require_room(source: GeneratedDocuments, writer: DocumentWriter, window: int
     """Return the fewest tokens of a document that the least questions and rivals fit; raise :class:`UserError` where
     documents may be shorter."""
     options = source.options
-    questions, rivals = options.questions[0], options.rivals[0] if options.text is not None else 1
+    questions = options.questions[0]
+    rivals = 1 if options.text is None else options.rivals[0]
     rng = np.random.default_rng(0)
     needed = max(writer.needed(rng, family, questions, rivals) for family in writer.names for _ in range(_TRIED))
     least = needed + needed // 8 + 8

@@ -24,7 +24,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def spec(folder):
-    return f"generated:retrieval#documents=8&tokens=1200-1600&rivals=4&questions=1-3&text=text:{folder}/text.txt"
+    return f"generated:retrieval#documents=5&tokens=1200-1600&rivals=4&questions=1-3&text=text:{folder}/text.txt"
 
 
 def rows(spec, folder, split="train", template_of=None):
@@ -35,7 +35,7 @@ def rows(spec, folder, split="train", template_of=None):
 
 def test_a_conversation_has_the_text_once_and_a_turn_for_each_question(spec, folder):
     found = rows(spec, folder)
-    assert len(found) == 8 and len({row.name for row in found}) == 8
+    assert len(found) == 5 and len({row.name for row in found}) == 5
     for row in found:
         roles = [turn["role"] for turn in row.turns]
         assert roles == ["user", "assistant"] * (len(roles) // 2) and 1 <= len(roles) // 2 <= 3
@@ -49,8 +49,8 @@ def test_a_conversation_has_the_text_once_and_a_turn_for_each_question(spec, fol
 def test_the_same_again_and_others_for_the_other_split(spec, folder):
     found = [row.turns for row in rows(spec, folder)]
     assert found == [row.turns for row in rows(spec, folder)]
-    longer = [row.turns for row in rows(spec.replace("documents=8", "documents=12"), folder)]
-    assert longer[:8] == found
+    longer = [row.turns for row in rows(spec.replace("documents=5", "documents=7"), folder)]
+    assert longer[:5] == found
     assert all(turns not in found for turns in (row.turns for row in rows(spec, folder, "heldout")))
 
 
@@ -63,10 +63,10 @@ def test_records_alone(folder):
 def test_chat_tuning_reads_them_like_others(spec, folder):
     assert check([spec], []) == []
     stored = sequences.rendered([spec], tokenizer(), "train", folder / "cache", DAY)
-    chosen = sequences.choose(stored, np.arange(8), 1600, "cut")
+    chosen = sequences.choose(stored, np.arange(5), 1600, "cut")
     assert (
         str(chosen.cut)
-        == "0 of 8 conversations cut by 0 tokens; left out: 0 too long, 0 without an answer in what is kept"
+        == "0 of 5 conversations cut by 0 tokens; left out: 0 too long, 0 without an answer in what is kept"
     )
     for row, found in zip(rows(spec, folder), stored, strict=True):
         ids, targets = template.encoded(row.turns, tokenizer(), day=DAY)
