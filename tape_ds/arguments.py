@@ -63,6 +63,8 @@ def add_new_folder(parser: Parser, source: str, *, optional: bool = False) -> No
     parser.add_argument("out", nargs="?" if optional else None, help="a new folder")
     help = "of the weights; auto: as the base model's are stored"
     parser.add_argument("--dtype", default="auto", choices=DTYPES, help=help)
+    help = "also compare the merged model's logits with the adapter's, block by block; every layer is compared anyway"
+    parser.add_argument("--check_logits", action="store_true", help=help)
     add_base_anyway(parser)
 
 

@@ -21,6 +21,7 @@ class ExitCode(IntEnum):
     USER_ERROR = 2
     GUARD = 3  # losses or gradients were not finite; restarted unchanged, the run would stop again
     WATCHDOG = 4  # a rank was stuck
+    DOES_NOT_FIT = 5  # `tape-ds plan`: more memory than a GPU has
 
 
 def leave(code: int) -> None:

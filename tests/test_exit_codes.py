@@ -5,7 +5,7 @@ from tape_ds.exit_codes import ExitCode
 
 
 def test_codes_are_those_that_the_docs_promise():
-    codes = {"OK": 0, "FAILURE": 1, "USER_ERROR": 2, "GUARD": 3, "WATCHDOG": 4}
+    codes = {"OK": 0, "FAILURE": 1, "USER_ERROR": 2, "GUARD": 3, "WATCHDOG": 4, "DOES_NOT_FIT": 5}
     assert {code.name: int(code) for code in ExitCode} == codes
 
 

@@ -1,67 +1,134 @@
-"""Whole models from adapters, a run's own and peft's: merged, and the logits compared before and after."""
+"""Whole models from trained weights and from adapters: tensor by tensor from the files of the base, and what that does
+not reach as a whole in memory."""
 
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
-from peft.tuners.tuners_utils import BaseTunerLayer
-from torch import Tensor, nn
+from peft import PeftConfig, PeftModel
 from transformers import PreTrainedModel
 
+from tape_ds.checkpoint import peft_adapter, trained, whole_merge
+from tape_ds.checkpoint.adapted_weights import AdaptedWeights, check_kind
 from tape_ds.checkpoint.trained import find_base, load_trained, read_record
-from tape_ds.errors import Problem, UserError
-from tape_ds.models.loading import exact, extendable, model_folder
-from tape_ds.models.loading.library_errors import as_message
+from tape_ds.errors import is_main_process
+from tape_ds.models import model_weights, saving, writing
+from tape_ds.models.loading import exact, extendable, model_folder, weight_files
+from tape_ds.models.loading.library_errors import READ_AGAIN, as_message
+from tape_ds.models.loading.tensor_rows import StoredRows
+from tape_ds.models.model_weights import ModelWeights, NotByTensorError, ReplacedWeights, StoredWeights
 from tape_ds.run_folder import WHOLE_WEIGHTS
 
-PROBE = (2, 64)
-"""Sequences and tokens that both models are compared on."""
-ROUNDING = 512
-"""Largest difference allowed, in units of the dtype's rounding at the largest logit, and half of that logit at most.
-In fp32 SmolLM2-135M differs by 16 where its adapters (weights of 0.01) change logits by 100,000; a larger model's sums
-are longer, which is why there is room."""
+_META = {"": "meta"}
+_OF_RUN = "trained weights"
 
 
-def merge(folder: str | Path, *, base_anyway: bool = False, **arguments: Any) -> PreTrainedModel:
-    """Return the whole model of a folder of trained weights, in fp32: merging in 16 bit loses bits, so cast the result
-    instead. ``arguments`` are for ``from_pretrained`` of the base. Raises UserError: see :func:`merged`."""
-    model = load_trained(folder, base_anyway=base_anyway, **({"dtype": torch.float32} | arguments)).eval()
-    if isinstance(model, PeftModel):
-        model = merged(model, "trained weights", str(folder))
-    exact.require_finite(model, "trained weights", str(folder))
-    return model
+@dataclass(frozen=True)
+class WholeModel:
+    """A model to be written or loaded, adapters merged."""
+
+    weights: Callable[[], ModelWeights]
+    """Its weights, to be read one at a time. Raises NotByTensorError."""
+    load: Callable[[torch.dtype], PreTrainedModel]
+    """All of it, in a dtype; in a wider one than fp32's only if nothing is merged."""
+    is_merged: bool
+    """Whether its folder has not all of its weights."""
+    field: str
+    name: str
+    """For messages, as is ``field``."""
+
+    def write(
+        self,
+        folder: Path,
+        dtype: torch.dtype,
+        change: Callable[[PreTrainedModel], PreTrainedModel] = lambda model: model,
+    ) -> PreTrainedModel:
+        """Write a new model folder, and return the model, which may be without its weights; ``change`` makes of it the
+        one that is written. Raises UserError: the adapter cannot be merged, or weights are not finite."""
+        try:
+            weights = self.weights()
+            model = change(weights.model)
+            writing.write(weights, folder, dtype, self.field, self.name, model)
+            return model
+        except NotByTensorError as reason:
+            self._say(reason)
+        shutil.rmtree(folder, ignore_errors=True)
+        model = change(self.load(torch.float32).to(dtype))
+        exact.require_finite(model, self.field, self.name)
+        saving.save(model, folder)
+        return model
+
+    def fill(self, dtype: torch.dtype) -> PreTrainedModel:
+        """Return the model in ``dtype`` in memory, in evaluation mode. Raises UserError, as :meth:`write`; a model that
+        is whole as it is stored may have weights that are not finite."""
+        if not self.is_merged:
+            return self.load(dtype)
+        try:
+            return model_weights.fill(self.weights(), dtype, self.field, self.name)
+        except NotByTensorError as reason:
+            self._say(reason)
+        model = self.load(torch.float32)
+        exact.require_finite(model, self.field, self.name)
+        for parameter in model.parameters():  # the module's own cast would round the rotary frequencies, too
+            parameter.data = parameter.data.to(dtype)
+        return model
+
+    def _say(self, reason: NotByTensorError) -> None:
+        if is_main_process():
+            print(f"note: {self.name} is read and merged as a whole, in fp32: {reason}", file=sys.stderr, flush=True)
 
 
-def merged(model: PeftModel, field: str, name: str) -> PreTrainedModel:
-    """Merge the adapters of ``model`` into it, and return the whole model, which computes the same.
+def of_run(folder: str | Path, *, base_anyway: bool = False, check_logits: bool = False) -> WholeModel:
+    """Return the whole model of a folder of trained weights; ``check_logits``: see :class:`AdaptedWeights`."""
+    folder = Path(folder)
 
-    Args:
-        model: in fp32, adapters active; it is used up.
-        field, name: of the adapter, for messages.
+    def load(dtype: torch.dtype) -> PreTrainedModel:
+        model = load_trained(folder, base_anyway=base_anyway, dtype=dtype).eval()
+        return whole_merge.merged(model, _OF_RUN, str(folder)) if isinstance(model, PeftModel) else model
 
-    Raises:
-        UserError: the adapter's logits are not finite, or merging changes them by more than rounding.
-    """
-    model.eval()
-    _separate_weights(model)
-    kinds = sorted({str(getattr(each.peft_type, "value", each.peft_type)) for each in model.peft_config.values()})
-    ids = _probe(model)
-    expected = _logits(model, ids)
-    if not bool(expected.isfinite().all()):
-        raise exact.not_finite(field, name)
-    wrong = f"peft could not merge its adapter ({', '.join(kinds)})"
-    with as_message(wrong, field, name, "save the adapter again, in a form that peft merges"):
-        whole: PreTrainedModel = model.merge_and_unload(safe_merge=True).eval()
-    difference = (_logits(whole, ids) - expected).abs().max().item()
-    largest = expected.abs().max().item()
-    allowed = min(ROUNDING * torch.finfo(whole.dtype).eps, 0.5) * largest
-    if not difference <= allowed:  # not ">": a NaN is no agreement
-        wrong = f"merging changed logits by {difference:.3g} of {largest:.3g}, more than rounding ({allowed:.3g}): "
-        wrong += f"the merged model is not the adapter (its kind: {', '.join(kinds)})"
-        raise UserError(Problem(field, name, wrong, "use it by peft, unmerged, or train an adapter that can be merged"))
-    _separate_layers(whole)
-    return whole
+    is_merged = not any(folder.glob(WHOLE_WEIGHTS))
+    return WholeModel(
+        partial(_weights_of_run, folder, base_anyway, check_logits), load, is_merged, _OF_RUN, str(folder)
+    )
+
+
+def of_folder(
+    folder: Path,
+    load: Callable[..., PreTrainedModel],
+    config: Any,
+    field: str,
+    name: str,
+    check_logits: bool = False,
+) -> WholeModel:
+    """Return the model of a folder of whole weights; ``load`` takes arguments of ``from_pretrained``."""
+    if check_logits:
+        _say_nothing_is_merged()
+    return WholeModel(partial(stored, folder, config, load), lambda dtype: load(dtype=dtype), False, field, name)
+
+
+def of_adapter(folder: Path, base: WholeModel, base_name: str, name: str, check_logits: bool = False) -> WholeModel:
+    """Return the whole model of an adapter that peft saved; ``check_logits``: see :class:`AdaptedWeights`."""
+
+    def weights() -> ModelWeights:
+        check_kind(PeftConfig.from_pretrained(str(folder)))
+        attach = partial(peft_adapter.put_on, folder=folder, base=base_name, name=name)
+        return AdaptedWeights(base.weights(), attach, "model", name, check_logits)
+
+    def load(dtype: torch.dtype) -> PreTrainedModel:
+        model = peft_adapter.put_on(base.load(dtype), None, folder, base_name, name)
+        return whole_merge.merged(model, "model", name)
+
+    return WholeModel(weights, load, True, "model", name)
+
+
+def merge(folder: str | Path, *, base_anyway: bool = False) -> PreTrainedModel:
+    """Return the whole model of a folder of trained weights, in fp32. Raises UserError: see :meth:`WholeModel.fill`."""
+    return of_run(folder, base_anyway=base_anyway).fill(torch.float32)
 
 
 def original_dtype(folder: str | Path, *, base_anyway: bool = False) -> torch.dtype:
@@ -76,47 +143,39 @@ def original_dtype(folder: str | Path, *, base_anyway: bool = False) -> torch.dt
     return exact.stored_dtype(source, extendable.read(source))
 
 
-def _separate_weights(model: PeftModel) -> None:
-    """Give every layer with an adapter weights of its own, where other layers hold the same ones: a head that is tied
-    to the embeddings, layers that peft repeats (``layer_replication``). Merging would change those as well."""
-    holders: dict[int, int] = {}
-    for _, parameter in model.named_parameters(remove_duplicate=False):
-        holders[id(parameter)] = holders.get(id(parameter), 0) + 1
-    for adapted in [module for module in model.modules() if isinstance(module, BaseTunerLayer)]:
-        layer = adapted.get_base_layer()
-        for name, parameter in list(layer.named_parameters(recurse=False)):
-            if holders.get(id(parameter), 0) > 1:
-                setattr(layer, name, nn.Parameter(parameter.detach().clone(), requires_grad=False))
+def stored(folder: Path, config: Any, load: Callable[..., PreTrainedModel]) -> ModelWeights:
+    """Return the weights of a folder; ``load`` takes arguments of ``from_pretrained``. Raises NotByTensorError."""
+    if getattr(config, "quantization_config", None) is not None:
+        raise NotByTensorError("its base is quantised")
+    on_meta = load(dtype=torch.float32, device_map=_META)
+    return StoredWeights(on_meta, StoredRows(weight_files.files(folder)))
 
 
-def _separate_layers(whole: PreTrainedModel) -> None:
-    """Give layers that peft repeats (``layer_replication``) what they still share, such as weights without an adapter:
-    a folder stores each of them. What the model's class ties stays tied."""
-    tied = whole.all_tied_weights_keys
-    seen: set[int] = set()
-    for name, parameter in list(whole.named_parameters(remove_duplicate=False)):
-        if id(parameter) in seen and name not in {*tied, *tied.values()}:
-            place, _, last = name.rpartition(".")
-            own = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
-            setattr(whole.get_submodule(place), last, own)
-        seen.add(id(parameter))
+def _weights_of_run(folder: Path, base_anyway: bool, check_logits: bool) -> ModelWeights:
+    record = read_record(folder)
+    config = extendable.read(folder)
+    is_whole = any(folder.glob(WHOLE_WEIGHTS))
+    if is_whole or record.base is None:
+        if check_logits:
+            _say_nothing_is_merged()
+        return stored(folder, config, partial(extendable.load, folder, config))
+    place = find_base(folder, record, base_anyway)
+    base = stored(Path(place), config, partial(extendable.load, place, config))
+    if (folder / weight_files.ADAPTER_CONFIG).is_file():
+        wrong = "peft could not put its adapter onto the base"
+        with as_message(wrong, _OF_RUN, str(folder), READ_AGAIN):
+            check_kind(PeftConfig.from_pretrained(folder))
+
+        def attach(model: PreTrainedModel, _: Any) -> PeftModel:
+            return trained.with_adapters(folder, record, model)
+
+        return AdaptedWeights(base, attach, _OF_RUN, str(folder), check_logits)
+    if check_logits:
+        _say_nothing_is_merged()
+    if record.names:
+        base = ReplacedWeights(base, trained.tensors_for(folder, base.model, record.names))
+    return base
 
 
-def _probe(model: PeftModel) -> Tensor:
-    """Return token ids int64 [B, T] to compare logits on: drawn from the vocabulary, after those that an adapter trains
-    alone (``trainable_token_indices``), which a draw would miss."""
-    sequences, tokens = PROBE
-    tokens = min(tokens, getattr(model.config, "max_position_embeddings", None) or tokens)
-    rows = model.get_input_embeddings().weight.shape[0]
-    ids_BT = torch.randint(rows, (sequences, tokens), generator=torch.Generator().manual_seed(0))
-    for each in model.peft_config.values():
-        given: Any = getattr(each, "trainable_token_indices", None) or getattr(each, "token_indices", None) or []
-        own = [number for numbers in given.values() for number in numbers] if isinstance(given, dict) else list(given)
-        own = own[:tokens]
-        ids_BT[0, : len(own)] = torch.tensor(own, dtype=torch.long)
-    return ids_BT
-
-
-@torch.no_grad()
-def _logits(model: PreTrainedModel | PeftModel, ids_BT: Tensor) -> Tensor:
-    return model(input_ids=ids_BT.to(model.device)).logits.float()
+def _say_nothing_is_merged() -> None:
+    print("logits: nothing is merged, and every weight is written as it was trained", flush=True)

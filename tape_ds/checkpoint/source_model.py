@@ -1,14 +1,15 @@
 """Find the model to export: a run, its folder ``trained``, one of its checkpoints, or a whole TAPE model."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from tape_ds import results
 from tape_ds.checkpoint import merging, trained
+from tape_ds.checkpoint.merging import WholeModel
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models.loading import exact, extendable, json_file, weight_files
 from tape_ds.models.loading.config_file import SHAPES
@@ -42,14 +43,12 @@ class SourceModel:
     def has_tokenizer(self) -> bool:
         return (self.folder / TOKENIZER).is_file()
 
-    def load(self, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-        """Return the whole model in evaluation mode, in ``dtype``; a trained one in fp32, adapters merged. Raises
-        UserError: weights are missing or do not fit."""
+    def whole(self, *, check_logits: bool = False) -> WholeModel:
+        """Return the whole model, adapters merged; ``check_logits``: see :func:`merging.of_run`."""
         if self.record is not None:
-            return merging.merge(self.folder, base_anyway=self.base_anyway)  # in fp32, which loses nothing
-        model = extendable.load(self.folder, self.config, dtype=dtype)
-        exact.require_finite(model, "source", str(self.folder))
-        return model
+            return merging.of_run(self.folder, base_anyway=self.base_anyway, check_logits=check_logits)
+        load = partial(extendable.load, self.folder, self.config)
+        return merging.of_folder(self.folder, load, self.config, "source", str(self.folder), check_logits)
 
 
 def find(name_or_path: str, *, base_anyway: bool = False, any_llama: bool = False) -> SourceModel:

@@ -9,13 +9,12 @@ trained, the folder is an ordinary model folder itself.
 import copy
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-import deepspeed
 import torch
 from peft import PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.utils import SAFETENSORS_WEIGHTS_NAME as ADAPTER_WEIGHTS
@@ -27,11 +26,11 @@ from transformers import PreTrainedModel
 from tape_ds import run_folder, storage
 from tape_ds.checkpoint.format import WRITING, replace
 from tape_ds.data import tokenizer as tokenizers
-from tape_ds.distributed.cuts import cut_of
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models import saving
 from tape_ds.models.loading import extendable, hub, library_errors, model_folder, weight_files
+from tape_ds.models.loading.tensor_rows import StoredRows
 from tape_ds.run_folder import RECORD as RECORD
 from tape_ds.run_folder import WHOLE_WEIGHTS
 
@@ -103,6 +102,11 @@ def gather(model: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
     RuntimeError for an empty tensor: nothing is saved that cannot be loaded."""
     parameters = dict(model.named_parameters())
     gathered = {}
+    # only a run saves, and these take seconds
+    import deepspeed
+
+    from tape_ds.distributed.cuts import cut_of
+
     for name in names:
         parameter = parameters[name]
         with deepspeed.zero.GatheredParameters([parameter]):  # does nothing to one that is not partitioned
@@ -273,37 +277,57 @@ def load_trained(folder: str | Path, *, base_anyway: bool = False, **arguments: 
         raise UserError(Problem("trained weights", str(folder), wrong, remedy))
     model: Any = extendable.load(find_base(folder, record, base_anyway), config, **arguments)
     if (folder / "adapter_config.json").exists():
-        raise_if_any(weight_files.check_adapter(folder, "trained weights"))
-        # not PeftModel.from_pretrained, which only warns of a tensor that is missing
-        wrong = "peft could not put its adapter onto the base"
-        with library_errors.as_message(wrong, "trained weights", str(folder), library_errors.READ_AGAIN):
-            adapters = PeftConfig.from_pretrained(folder)
-            adapters.base_model_name_or_path = None
-            model = get_peft_model(model, adapters, autocast_adapter_dtype=False)
+        return with_adapters(folder, record, model)
     if record.names:
         apply_trained(folder, model, record.names)
     return model
 
 
+def with_adapters(folder: Path, record: TrainedRecord, model: PreTrainedModel) -> PeftModel:
+    """Return a base's model with the adapters of a folder of trained weights, and what they were trained with."""
+    raise_if_any(weight_files.check_adapter(folder, "trained weights"))
+    # not PeftModel.from_pretrained, which only warns of a tensor that is missing
+    wrong = "peft could not put its adapter onto the base"
+    with library_errors.as_message(wrong, "trained weights", str(folder), library_errors.READ_AGAIN):
+        adapters = PeftConfig.from_pretrained(folder)
+        adapters.base_model_name_or_path = None
+        wrapped: Any = get_peft_model(model, adapters, autocast_adapter_dtype=False)
+    apply_trained(folder, wrapped, record.names)
+    return wrapped
+
+
 def apply_trained(folder: str | Path, model: nn.Module, names: Sequence[str]) -> None:
     """Copy the tensors of a folder of trained weights into ``model``, exactly these names and shapes."""
-    files = [each for kind in (WEIGHTS, ADAPTER_WEIGHTS, WHOLE_WEIGHTS) for each in sorted(Path(folder).glob(kind))]
-    if not files:
-        raise UserError(Problem("trained weights", str(folder), "it holds no weights", _REMEDY))
-    tensors = {name: tensor for file in files for name, tensor in weight_files.read(file, "trained weights").items()}
     own = dict(model.named_parameters(remove_duplicate=False))
     parameters: dict[str, Tensor] = {name: own[name] for name in names if name in own}
     if isinstance(model, PeftModel):  # peft's files leave the adapter's name out of every key
         first = _first_names(model)
         parameters = {name: own[name] for name in own if first[name] in parameters}
         parameters = get_peft_model_state_dict(model, state_dict=parameters, save_embedding_layers=False)
-    misfits = sorted(
-        {*(tensors.keys() ^ parameters.keys()), *(set(names) - own.keys())}
-        or {n for n, tensor in tensors.items() if tensor.shape != parameters[n].shape}
-    )
+    tensors = _trained_tensors(folder, parameters, set(names) - own.keys())
+    with torch.no_grad():
+        for name in tensors.names():
+            parameters[name].copy_(tensors.rows(name))
+
+
+def tensors_for(folder: Path, model: nn.Module, names: Sequence[str]) -> StoredRows:
+    """Return the tensors of a folder of trained weights that take the place of parameters of ``model``, exactly these
+    names and shapes."""
+    own = dict(model.named_parameters(remove_duplicate=False))
+    return _trained_tensors(folder, {name: own[name] for name in names if name in own}, set(names) - own.keys())
+
+
+def _trained_tensors(folder: str | Path, parameters: Mapping[str, Tensor], unknown: Iterable[str]) -> StoredRows:
+    """Return the tensors of a folder's files. Raises UserError if they are not those of ``parameters`` in name and
+    shape, or any is ``unknown``."""
+    files = [each for kind in (WEIGHTS, ADAPTER_WEIGHTS, WHOLE_WEIGHTS) for each in sorted(Path(folder).glob(kind))]
+    if not files:
+        raise UserError(Problem("trained weights", str(folder), "it holds no weights", _REMEDY))
+    raise_if_any([problem for file in files for problem in weight_files.check_file(file, "trained weights")])
+    tensors = StoredRows(files)
+    misfits = sorted({*(set(tensors.names()) ^ parameters.keys()), *unknown})
+    misfits = misfits or sorted(name for name in tensors.names() if tensors.shape(name) != parameters[name].shape)
     if misfits:
         wrong, remedy = f"tensors that do not fit this model: {', '.join(misfits[:8])}", "use it with the base it names"
         raise UserError(Problem("trained weights", str(folder), wrong, remedy))
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            parameters[name].copy_(tensor)
+    return tensors

@@ -94,7 +94,7 @@ def main(argv: list[str] | None = None) -> int:
         print_engines(served, options.check)
         _write_folder(options, source, dtype)
     if planned is not None:
-        numbers = gguf_file.write(planned, source, Path(options.gguf))
+        numbers = gguf_file.write(planned, source, Path(options.gguf), options.check_logits and served is None)
         print(f"{options.gguf}: {numbers / 1e6:,.2f} M numbers, {gguf_file.described(planned)}")
     if not source.has_tokenizer:
         print(f"no tokenizer: there is none in {source.folder}")
@@ -142,7 +142,7 @@ def _write_folder(options: argparse.Namespace, source: "SourceModel", dtype: Any
     from tape_ds.export import folder
 
     out = Path(options.out)
-    model = folder.write(source, out, options.name or out.resolve().name, options.license, dtype)
+    model = folder.write(source, out, options.name or out.resolve().name, options.license, dtype, options.check_logits)
     plain = folder.is_plain(source)
     kind = "plain transformers" if plain else "with its own code, modeling_tape.py and what it imports"
     print(f"{out}: {type(model).__name__}, {model.num_parameters() / 1e6:,.2f} M parameters, {model.dtype}, {kind}")

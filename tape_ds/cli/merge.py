@@ -4,9 +4,10 @@
 
 The first argument is a run's folder, its folder ``trained`` or one of its checkpoints: position updates, norms and
 embeddings are loaded into the base model that the folder names, adapters are merged. Or it is the folder of an adapter
-that peft saved, with the base that its adapter_config.json names. This is done in fp32, and the merged model's logits
-are compared with the adapter model's before anything is written. After ``tape_ds.register()``, OUT loads with
-``AutoModelForCausalLM.from_pretrained(OUT)``; ``tape-ds export`` makes a folder of a run that needs no ``tape_ds``.
+that peft saved, with the base that its adapter_config.json names. Tensors are read, merged in fp32 and written one
+after another, and every merged layer is compared with the layer and its adapter: a folder is written only if they
+agree. After ``tape_ds.register()``, OUT loads with ``AutoModelForCausalLM.from_pretrained(OUT)``; ``tape-ds export``
+makes a folder of a run that needs no ``tape_ds``.
 """
 
 from pathlib import Path
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
+    from tape_ds.checkpoint.merging import WholeModel
+
 
 @command
 def main(argv: list[str] | None = None) -> int:
@@ -32,34 +35,37 @@ def main(argv: list[str] | None = None) -> int:
     import torch
 
     from tape_ds.data import tokenizer as tokenizers
-    from tape_ds.models import saving
     from tape_ds.models.library_messages import quieten_libraries
 
     quieten_libraries()
     of_peft = weight_files.is_adapter(folder) and not (folder / run_folder.RECORD).is_file()
-    found = _of_peft(folder, options.base_anyway) if of_peft else _of_run(folder, options.base_anyway)
+    found = (_of_peft if of_peft else _of_run)(folder, options.base_anyway, options.check_logits)
     dtype = found.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
-    model = found.model
-    model.to(dtype).config.use_cache = True
-    length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if found.tokenizer is not None and length is not None:
-        found.tokenizer.model_max_length = length
+    parameters = 0
+
+    def with_cache(model: "PreTrainedModel") -> "PreTrainedModel":
+        model.config.use_cache = True
+        return model
 
     def write(folder: Path) -> None:
-        saving.save(model, folder)
+        nonlocal parameters
+        model = found.model.write(folder, dtype, with_cache)
+        parameters = model.num_parameters()
         if found.tokenizer is not None:
+            length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+            if length is not None:
+                found.tokenizer.model_max_length = length
             tokenizers.save(found.tokenizer, folder)
 
     building.build_aside(out, write, "out")
-    print(f"{options.out}: {found.origin}, {model.num_parameters() / 1e6:,.2f} M parameters")
+    print(f"{options.out}: {found.origin}, {parameters / 1e6:,.2f} M parameters")
     if found.tokenizer is None:
         print("no tokenizer: neither the adapter's folder nor its base's has one")
     return 0
 
 
 class _Merged(NamedTuple):
-    model: "PreTrainedModel"
-    """In fp32."""
+    model: "WholeModel"
     tokenizer: Any
     dtype: "torch.dtype"
     """In which the base is stored."""
@@ -67,25 +73,23 @@ class _Merged(NamedTuple):
     """For people."""
 
 
-def _of_run(folder: Path, base_anyway: bool) -> _Merged:
+def _of_run(folder: Path, base_anyway: bool, check_logits: bool) -> _Merged:
     from tape_ds.checkpoint import merging, trained
     from tape_ds.data import tokenizer as tokenizers
 
     record = trained.read_record(folder)
     tokenizer = tokenizers.load_tokenizer(str(folder), "trained")
     dtype = merging.original_dtype(folder, base_anyway=base_anyway)
-    model = merging.merge(folder, base_anyway=base_anyway)
+    model = merging.of_run(folder, base_anyway=base_anyway, check_logits=check_logits)
     return _Merged(model, tokenizer, dtype, f"{record.base or 'from scratch'} + {record.method}")
 
 
-def _of_peft(folder: Path, base_anyway: bool) -> _Merged:
-    from tape_ds.models.loading import exact
+def _of_peft(folder: Path, base_anyway: bool, check_logits: bool) -> _Merged:
     from tape_ds.scoring import models
 
-    found = models.find_adapter(str(folder), base_anyway=base_anyway)
+    found = models.find_adapter(str(folder), base_anyway=base_anyway, check_logits=check_logits)
     has_tokenizer = config_file.has_tokenizer(found.tokenizer_name_or_path)
     tokenizer = found.tokenizer() if has_tokenizer else None
-    model = found.whole()
-    exact.require_finite(model, "trained", str(folder))
     base = json_file.read(folder / weight_files.ADAPTER_CONFIG, "trained", str(folder))["base_model_name_or_path"]
-    return _Merged(model, tokenizer, found.dtype, f"{base} + the adapter {folder}")
+    assert found.whole is not None
+    return _Merged(found.whole, tokenizer, found.dtype, f"{base} + the adapter {folder}")

@@ -9,7 +9,7 @@ A recipe's name or path, then the options below and any field of the recipe, as 
 loaded but configurations: a base model that is not on this machine is planned by its published sizes. All figures are
 predictions; docs/results/planner.md has their errors.
 
-Exit codes: 0 it fits, or a layout of the search does; 2 a mistake; 3 it does not fit.
+Exit codes: 0 it fits, or a layout of the search does; 2 a mistake; 5 it does not fit.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ from tape_ds.config import kinds, loading
 from tape_ds.config.extension import ExtensionRecipe
 from tape_ds.config.recipe import Recipe
 from tape_ds.errors import Problem, UserError, command, raise_if_any
+from tape_ds.exit_codes import ExitCode
 from tape_ds.planning import hardware
 
 if TYPE_CHECKING:
     from tape_ds.planning.job import Job
     from tape_ds.planning.prediction import Plan
-
-DOES_NOT_FIT = 3
 
 
 @command
@@ -60,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
     if recipe.layout_choice:
         print(f"the recipe leaves its layout open: {recipe.layout_choice}\n")
     print(page(plan, own.price))
-    return 0 if plan.fits else DOES_NOT_FIT
+    return ExitCode.OK if plan.fits else ExitCode.DOES_NOT_FIT
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:

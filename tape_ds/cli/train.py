@@ -9,7 +9,6 @@ import dataclasses
 import sys
 from typing import Any
 
-from tape_ds import paths
 from tape_ds.cli import recipe_help
 from tape_ds.config import command_line, deepspeed_config, kinds, loading
 from tape_ds.config.extension import ExtensionRecipe
@@ -63,7 +62,6 @@ def describe(recipe: Recipe) -> str:
     """Return the plan as lines of ``name: value``, for ``--dry_run``."""
     from tape_ds.export import config_json
     from tape_ds.planning import recipe_job
-    from tape_ds.resilience import run_lock
     from tape_ds.training import compiled_ops, context_preview, device, earlier_run, library_checks, model_config
 
     problems = library_checks.check(recipe)
@@ -109,13 +107,6 @@ def describe(recipe: Recipe) -> str:
     text = [f"{name:<{width}}  {redacted(value)}" for name, value in lines.items()]
     local = dataclasses.replace(recipe, elsewhere=False)
     here = [*local.problems(set()), *device.check(recipe, config), *library_checks.check(local)]
-    output = paths.of(str(recipe.trainer_value("output_dir")))
-    taken = run_lock.refuse(output)
-    here += taken
-    if not taken and not recipe.trainer_value(
-        "resume_from_checkpoint"
-    ):  # a resumed run compares its identity, which reads data
-        anew = recipe.safety.start_anew
-        here += earlier_run.check_new_start(earlier_run.look(output), start_anew=anew, trains=recipe.trains)
+    here += earlier_run.check_folder(recipe)
     text += ["This machine would refuse the run:", *(f"  {problem}" for problem in here)] if here else []
     return "\n".join(text)

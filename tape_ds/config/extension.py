@@ -16,7 +16,7 @@ from tape_ds.data import sources
 from tape_ds.data.bad_rows import Skip
 from tape_ds.data.pack import Packing
 from tape_ds.data.pose import Pose
-from tape_ds.data.sources import weights
+from tape_ds.data.sources import generated, weights
 from tape_ds.encodings import scaling, trained_rope
 from tape_ds.errors import Problem, UserError, did_you_mean
 from tape_ds.fields import COMPARED, DERIVED, FREE, Section, Tokens, rule
@@ -350,6 +350,13 @@ class ExtensionRecipe(Recipe):
             wrong = "ends the reading of all sources together, and each one in train_data has a weight"
             remedy = "remove it (null), or cut off a source by itself: hub:NAME:SPLIT[:N]"
             yield Problem("max_documents", most, wrong, remedy)
+        elif most is not None and generated.only_one(weights.specs_of(entries)) is not None:
+            yield Problem("max_documents", most, "generated data have no end, whatever is read", "remove it (null)")
+
+    @rule("train_data", "window", "max_steps", "method")
+    def _generated(self) -> Iterator[Problem]:
+        if self.trains:
+            yield from generated.check_drawn(self.data.train_data, self.window, self.trainer_value("max_steps"))
 
     @rule("upsample", "min_document_tokens")
     def _upsample(self) -> Iterator[Problem]:

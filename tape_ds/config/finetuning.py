@@ -17,6 +17,7 @@ from tape_ds.data.chat import conversations
 from tape_ds.data.chat.conversations import TooLong
 from tape_ds.data.scrolls import examples
 from tape_ds.data.scrolls.prompts import reserved
+from tape_ds.data.sources import generated
 from tape_ds.errors import Problem
 from tape_ds.fields import COMPARED, DERIVED, FREE, Section, Tokens, rule
 from tape_ds.models.loading import config_file
@@ -169,6 +170,10 @@ class ChatRecipe(FinetuningRecipe):
         if self.data.eval_data and self.data.eval_share:
             wrong = "eval_data names what is held out"
             yield Problem("eval_share", self.data.eval_share, wrong, "remove it, or eval_data: []")
+
+    @rule("train_data", "max_tokens")
+    def _generated(self) -> Iterator[Problem]:
+        yield from generated.check_conversations(self.data.train_data, self.data.max_tokens)
 
     @rule("model", "chat_template")
     def _template(self) -> Iterator[Problem]:

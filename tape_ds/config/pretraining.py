@@ -10,7 +10,7 @@ from tape_ds.config import new_model
 from tape_ds.config.sections import DataCache, Mixture
 from tape_ds.data import sources
 from tape_ds.data.bad_rows import Skip
-from tape_ds.data.sources import KINDS, TokenSource, weights
+from tape_ds.data.sources import KINDS, TokenSource, generated, weights
 from tape_ds.errors import Problem
 from tape_ds.fields import COMPARED, DERIVED, FREE, Section, Tokens, rule
 from tape_ds.models.loading import config_file
@@ -115,6 +115,15 @@ class PretrainingRecipe(new_model.NewModelRecipe):
         elif tokens < max(lengths):
             wrong = f"fewer than one block of {max(lengths)}, the longest of eval_lengths"
             yield Problem("eval_tokens", tokens, wrong, f"give {max(lengths)} or more")
+
+    @rule("train_data", "window", "max_steps", "tokenizer", "streaming")
+    def _generated(self) -> Iterator[Problem]:
+        data, specs = self.data, weights.specs_of(self.data.train_data)
+        steps = 1 if data.streaming else self.trainer_value("max_steps")  # of a stream, the next rule asks for them
+        yield from generated.check_drawn(data.train_data, data.window, steps)
+        if data.tokenizer is None and specs and not generated.written_text(specs):
+            remedy = "give a folder, a hub id or smollm2; or data that hold text"
+            yield Problem("tokenizer", None, "it would be trained on train_data, which hold no text", remedy)
 
     @rule("streaming", "train_data", "eval_data", "skip_bad_rows", "max_steps", "dataloader_num_workers")
     def _data(self) -> Iterator[Problem]:

@@ -1,9 +1,9 @@
 """Sources mixed by weight: each gives a share of the tokens of the training sequences, exact in expectation.
 
 As in :mod:`tape_ds.data.order`, sample ``i`` is a pure function of (seed, i). Every source has separate sequences
-(packed, drawn by PoSE or streamed), a separate seed and separate epochs: a small one begins again while a large one is
-in its first. The source of sample ``i`` is drawn from (seed, i), and the sample is the source's next sequence: its
-number is the count of samples before ``i`` from this source, known from the draws.
+(packed, drawn by PoSE, streamed or generated), a separate seed and separate epochs: a small one begins again while a
+large one is in its first. The source of sample ``i`` is drawn from (seed, i), and the sample is the source's next
+sequence: its number is the count of samples before ``i`` from this source, known from the draws.
 
 The probability of a source is proportional to ``share / mean tokens of its sequences``, so that shares are of tokens
 also where sequences are not full.
@@ -21,11 +21,13 @@ import numpy as np
 import torch
 
 from tape_ds.data.order import SEED_OF_SOURCE, SOURCE_OF_SAMPLE, RunSamples, TrainingSequences, generator
+from tape_ds.data.retrieval.sequences import RetrievalSequences
 from tape_ds.data.selection import token_counts
 from tape_ds.data.sources.weights import Entry, percent, shares_of, specs_of
 from tape_ds.data.stream import StreamedSequences
 
-Built = TypeVar("Built", bound=TrainingSequences | StreamedSequences)
+Sequences = TrainingSequences | StreamedSequences | RetrievalSequences
+Built = TypeVar("Built", bound=Sequences)
 
 BLOCK = 2**14  # samples whose sources are drawn together; decides the draws
 
@@ -34,8 +36,8 @@ BLOCK = 2**14  # samples whose sources are drawn together; decides the draws
 class WeightedSource:
     spec: str
     share: float  # share of all tokens; all shares sum to 1
-    sequences: TrainingSequences | StreamedSequences
-    lengths: np.ndarray  # tokens of each sequence, int64 [sequences]; [1] where all are equal
+    sequences: Sequences
+    lengths: np.ndarray  # tokens of each sequence, int64 [sequences]; [1] where all are equal, or their mean is known
 
     @property
     def stream_workers(self) -> int:
@@ -96,6 +98,8 @@ class MixedSequences(RunSamples):
             line = f"{percent(part.share)} {part.spec}: {count:,} of {self.samples:,} sequences"
             if isinstance(sequences, StreamedSequences):
                 line += f", streamed by {part.stream_workers} workers"
+            elif isinstance(sequences, RetrievalSequences):
+                line += f", {sequences.origin}"
             else:
                 what, size = "documents" if sequences.pose else "sequences", len(sequences.stored)
                 line += f", {count / size:.2f} times through its {size:,} {what}"
@@ -138,6 +142,8 @@ def mix(
         sequences = build([spec], int(generator(seed, SEED_OF_SOURCE, number).integers(2**63)))
         if isinstance(sequences, StreamedSequences):
             lengths = np.array([sequences.stream.window])
+        elif isinstance(sequences, RetrievalSequences):
+            lengths = np.array([round(sequences.mean_tokens)])
         else:
             lengths = token_counts(sequences.stored)
             if sequences.pose is not None:  # whole documents are stored

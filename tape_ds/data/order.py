@@ -22,6 +22,7 @@ PADDING = -1  # document id
 
 # Independent streams of one seed.
 ORDER_OF_SEQUENCES, POSE_DRAWS, ORDER_OF_SHARDS, SHUFFLE_IN_SHARD, SOURCE_OF_SAMPLE, SEED_OF_SOURCE = range(6)
+RETRIEVAL_DRAWS = 6
 
 
 def generator(seed: int, stream: int, *index: int) -> np.random.Generator:

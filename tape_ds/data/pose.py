@@ -84,6 +84,12 @@ class PoseSequences:
         places = np.arange(count, dtype=np.int64)
         return tokens[places + np.repeat(moved, lengths)], places + np.repeat(shifts, lengths)
 
+    def positions(self, lengths: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Return the positions of chunks of these lengths, whose text is as it is: int64 [sum of lengths]."""
+        count = int(lengths.sum())
+        shifts = draw_shifts(len(lengths), self.target - count, rng, at_once=self.pose.skips == "sorted")
+        return np.arange(count, dtype=np.int64) + np.repeat(shifts, lengths)
+
 
 def draw_lengths(count: int, chunks: int, rng: np.random.Generator) -> np.ndarray:
     """Return chunk lengths, int64 [chunks], each 1 or more, with sum ``count``; fewer chunks if it is smaller."""

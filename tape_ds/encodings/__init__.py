@@ -61,6 +61,16 @@ def config_at(config: Config, length: int) -> Config:
     return changed
 
 
+def kept_options(config: Config) -> dict[str, Any]:
+    """Return the options of a model with the length of ``log_scale`` spelled out, so that they mean the same in a
+    configuration with more ``max_position_embeddings``."""
+    own = dict(config.position_options or {})
+    chosen = options(config)
+    if chosen.log_scale != "none" and chosen.log_scale_from is None:
+        own["log_scale_from"] = config.max_position_embeddings
+    return own
+
+
 def same_parameters(one: ModelConfig, other: ModelConfig) -> bool:
     """Return whether the parameters of both encodings have the same meaning."""
     alike = options(one).at_any_length() == options(other).at_any_length()

@@ -98,7 +98,11 @@ class PositionEncoding(nn.Module):
         self.draws = self.random_shift > 0
         """Whether a forward in training draws from torch's CPU generator."""
         self.reads_tokens = options.reads_tokens
-        self.log_window = None if options.log_scale == "none" else config.max_position_embeddings
+        self.log_window: int | None = None
+        """Keys up to which ``log_scale`` scales nothing; None: it is off."""
+        if options.log_scale != "none":
+            self.log_window = options.log_scale_from or config.max_position_embeddings
+        self.log_positions = options.log_scale_by == "positions"
 
     def positions_for(self, positions_BT: Tensor, context: TokenContext) -> Tensor:
         """Return the positions of the tokens as this encoding counts: integers [B or 1, T, N], 0 or more.

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from tape_ds.encodings.options import ModelConfig, Options, bounded
+from tape_ds.encodings.options import WITHOUT_LOG_SCALE, ModelConfig, Options, bounded
 from tape_ds.encodings.registry import register
 from tape_ds.errors import Problem
 
@@ -62,6 +62,8 @@ class NopeOptions(Options):
     """``nope``: scores may grow on texts longer than those of training (DroPE, Gelberg et al. 2025, arXiv:2512.12167):
     they are multiplied by ``1 + score_scale ln(length / trained_length)``, which is 1 up to ``trained_length``."""
 
+    reads_positions = False
+
     score_scale: float | None = bounded(None, gt=0)
     """c of that factor. Published: 0.103 for SmolLM without its RoPE, 0.412 for their model from scratch. None: scores
     are not scaled."""
@@ -85,7 +87,7 @@ class NopeOptions(Options):
         return {} if self.score_scale is None or length <= covered else {"text_length": length}
 
     def at_any_length(self) -> Options:
-        return replace(self, log_scale="none", text_length=None)
+        return replace(self, text_length=None, **WITHOUT_LOG_SCALE)
 
 
 register("nope", NopeOptions, _BASE, "tape_ds.encodings.nope.NopeLayer")
@@ -146,6 +148,8 @@ register(
 
 @dataclass(frozen=True)
 class CopeOptions(Options):
+    reads_positions = False
+
     positions: int = bounded(64, ge=2)
     """Learned embeddings, of 0, 1, 2, ... counted tokens; higher counts read the last. The published code has one for
     every count that its window allows."""
@@ -185,6 +189,7 @@ register("fire", FireOptions, "tape_ds.encodings.fire.FireEncoding", "tape_ds.en
 
 @dataclass(frozen=True)
 class FoxOptions(Options):
+    reads_positions = False
     learns = True
 
 

@@ -1,13 +1,22 @@
 """Scores that grow with the logarithm of how many keys there are, an option of every encoding: ``log_scale``.
 
 A softmax over more keys is flatter. The product of a query that sees n keys with each of them is multiplied by
-``max(1, ln n / ln N)``, N being ``max_position_embeddings`` (Su 2021, kexue.fm/archives/8823, with n the length of the
-text, and without a bound; Chiang and Cholak 2022, arXiv:2202.12172, Section 4.3, with ``ln n`` alone). So a model
-computes what it did up to N keys, and the factor can be switched on for longer texts without training.
+``max(1, ln n / ln N)`` (Su 2021, kexue.fm/archives/8823, with n the length of the text, and without a bound; Chiang and
+Cholak 2022, arXiv:2202.12172, Section 4.3, with ``ln n`` alone). So a model computes what it did up to N keys, and the
+factor can be switched on for longer texts without training. N is ``log_scale_from``, by default
+``max_position_embeddings``; a run that extends a model sets it to the model's native length.
 
-n counts the tokens of the query's document up to itself, without padding. Position ids are not read: shifts, jumps
-(PoSE) and drawn positions change no factor, and a cache keeps nothing for it. Attention within groups (LongLoRA's,
-while it trains) sees fewer keys than n.
+What n counts is ``log_scale_by``:
+
+- ``keys``: the tokens of the query's document up to itself, without padding. Position ids are not read: shifts, jumps
+  (PoSE) and drawn positions change no factor. Attention within groups (LongLoRA's, while it trains) sees fewer keys.
+- ``positions``: the position id and one, as in TAPE's published code (``ln(position + 1) / ln(trained length)``,
+  without the bound). A window of PoSE then trains the factors of the positions that it shows, although it has few keys;
+  in a text from its beginning, both count the same. Where documents are packed, positions continue across them, and so
+  do the factors. An encoding that shifts or draws positions itself changes no factor. Refused for encodings that read
+  no position ids.
+
+A cache keeps nothing for either.
 
 Shape letters: B batch, T tokens of this call.
 """

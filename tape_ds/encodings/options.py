@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 from tape_ds.errors import Problem
 
 DIGITS = "0123456789"
+WITHOUT_LOG_SCALE: Mapping[str, Any] = {"log_scale": "none", "log_scale_from": None, "log_scale_by": "keys"}
 
 
 class ModelConfig(Protocol):
@@ -60,12 +61,19 @@ class Options:
     list counts from 0; n is every n-th layer, as in SmolLM3 and Llama 4 (4: layers 3, 7, 11, ...). The published
     models with such layers also change attention in the others (chunks, windows), which is not done here."""
     log_scale: Literal["none", "all", "nope_layers"] = "none"
-    """Layers in which queries that see more than ``max_position_embeddings`` keys are scaled up, see
+    """Layers in which queries that see more than ``log_scale_from`` keys are scaled up, see
     :mod:`tape_ds.encodings.log_scale`."""
+    log_scale_from: int | None = bounded(None, ge=2)
+    """Keys up to which nothing is scaled; None: ``max_position_embeddings``. A run that extends a model sets the length
+    that the model has natively."""
+    log_scale_by: Literal["keys", "positions"] = "keys"
+    """What is counted: the keys that a query sees, or its position id, so that positions that PoSE skips count too."""
 
     # Properties of an encoding, without annotations: users do not set them.
     reads_tokens = False
     """Whether positions follow from the token ids, and position ids are ignored."""
+    reads_positions = True
+    """Whether position ids change anything that the encoding computes."""
     biases_scores = False
     """Whether the encoding may add to the scores of attention."""
     no_random_shift = ""
@@ -98,6 +106,15 @@ class Options:
             yield self.problem("abacus_shift", wrong, "give less, or more abacus_places")
         if self.log_scale == "nope_layers" and not self.nope_layers:
             yield self.problem("log_scale", "there are no such layers", "add nope_layers, or give log_scale: all")
+        for each in fields(self):
+            is_own = each.name.startswith("log_scale_")
+            if is_own and self.log_scale == "none" and getattr(self, each.name) != each.default:
+                yield self.problem(
+                    each.name, "an option of log_scale, which is none", "add log_scale: all, or remove it"
+                )
+        if self.log_scale_by == "positions" and (self.reads_tokens or not self.reads_positions):
+            wrong = "this encoding reads no position ids, and would depend on them"
+            yield self.problem("log_scale_by", wrong, "remove it (keys are counted then), or give another encoding")
 
     def problems_with(self, config: ModelConfig) -> Iterator[Problem]:
         """Yield what does not fit the model."""
@@ -118,7 +135,7 @@ class Options:
             yield self.problem("nope_layers", "no layer would keep its positions", remedy)
 
         window = config.max_position_embeddings
-        if self.log_scale != "none" and window < 2:
+        if self.log_scale != "none" and self.log_scale_from is None and window < 2:
             wrong = "log_scale divides by its logarithm"
             yield Problem("max_position_embeddings", window, wrong, "give 2 or more")
 
@@ -183,7 +200,7 @@ class Options:
 
     def at_any_length(self) -> Options:
         """Return these options without those that change scores with the length of a text, and no parameter."""
-        return replace(self, log_scale="none")
+        return replace(self, **WITHOUT_LOG_SCALE)
 
     def without_updates(self) -> dict[str, Any] | None:
         """Return changes after which no layer updates the position state; None where none does."""

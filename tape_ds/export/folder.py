@@ -21,7 +21,7 @@ from tape_ds.checkpoint.source_model import SourceModel
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.errors import Problem, UserError
 from tape_ds.export import card, config_json, model_code
-from tape_ds.models import convert, saving
+from tape_ds.models import convert
 from tape_ds.models.loading import extendable
 from tape_ds.models.loading.hub import CONFIG
 from tape_ds.registration import TYPES
@@ -38,13 +38,19 @@ def is_plain(source: SourceModel) -> bool:
 
 
 def write(
-    source: SourceModel, out: Path, name: str, license: str | None = None, dtype: torch.dtype | None = None
+    source: SourceModel,
+    out: Path,
+    name: str,
+    license: str | None = None,
+    dtype: torch.dtype | None = None,
+    check_logits: bool = False,
 ) -> PreTrainedModel:
-    """Write the folder ``out``, which must not exist; return the model as it was written.
+    """Write the folder ``out``, which must not exist; return the model as it was written, perhaps without its weights.
 
     Args:
         name, license: for the model card, see :func:`tape_ds.export.card.text`.
         dtype: of the weights; default: the base model's.
+        check_logits: see :class:`tape_ds.checkpoint.adapted_weights.AdaptedWeights`.
     """
     assert not out.exists(), "checked by the caller"
     plain = is_plain(source)
@@ -56,17 +62,20 @@ def write(
         origin = "not from a checkout" if commit is None else card.commit_words(commit)
         code = model_code.files(config.model_type, getattr(config, "position_encoding", "rope"), origin)
 
-    model: Any = source.load().to(dtype or source.dtype)
-    model.config.use_cache = True  # it is there to generate
-    if not plain:
+    def adjust(model: Any) -> Any:
+        model.config.use_cache = True  # it is there to generate
+        if plain:
+            return model if own_class else convert.to_plain(model)
         model.config.auto_map = model_code.auto_map(config.model_type)
         if getattr(model.config, "attention_backend", "auto") not in ("auto", *model_code.BACKENDS):
             model.config.attention_backend = "auto"
-    elif not own_class:
-        model = convert.to_plain(model)
+        return model
+
+    model: Any = None
 
     def build(folder: Path) -> None:
-        saving.save(model, folder)
+        nonlocal model
+        model = source.whole(check_logits=check_logits).write(folder, dtype or source.dtype, adjust)
         written = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         if not plain:
             # `transformers serve` takes the first architecture's class from transformers itself; its auto class is
@@ -85,7 +94,9 @@ def write(
         (folder / "README.md").write_text(card.text(source, model, name, license, plain=plain), encoding="utf-8")
 
     building.build_aside(out, build, "out")
-    return model
+    assert model is not None
+    written: PreTrainedModel = model
+    return written
 
 
 def check_push(name: str) -> list[Problem]:

@@ -1,9 +1,8 @@
 """Write a GGUF file that llama.cpp computes as transformers computes the model: ``tape-ds export SOURCE --gguf FILE``.
 
 Keys are those that llama.cpp's runtime reads, not those that its converter writes: the two differ for YaRN's attention
-factor. What llama.cpp would compute otherwise is refused before anything is written. Weights are read, converted and
-written in pieces of a few MiB, so that a file needs no more memory than one piece; the adapters of a run are merged
-into a whole model in memory first, as for a folder.
+factor. What llama.cpp would compute otherwise is refused before anything is written. Weights are read, merged,
+converted and written in pieces of a few MiB, so that a file needs no more memory than one piece.
 
 Shape letters: R rows of a tensor, C its columns.
 """
@@ -13,19 +12,18 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
 from gguf.quants import quantize
-from safetensors import safe_open
 from torch import Tensor
 
 from tape_ds import building, encodings, storage
+from tape_ds.checkpoint.merging import WholeModel
 from tape_ds.checkpoint.source_model import SourceModel
-from tape_ds.checkpoint.trained import WEIGHTS, find_base
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.encodings import llama_cpp_rope, scaling
 from tape_ds.encodings.trained_rope import KEPT, of_full
@@ -33,6 +31,8 @@ from tape_ds.errors import Problem, UserError
 from tape_ds.export import gguf_tokenizer
 from tape_ds.models.loading import config_file, extendable, json_file, weight_files
 from tape_ds.models.loading.gguf_header import DIVISORS
+from tape_ds.models.loading.tensor_rows import LoadedRows, TensorRows
+from tape_ds.models.model_weights import NotByTensorError
 
 AUTO = "auto"
 TYPES = {
@@ -50,63 +50,6 @@ _PIECE = 2**22
 _LARGEST_F16 = float(np.finfo(np.float16).max)
 _HEAD = "lm_head.weight"
 _PERMUTED = ("self_attn.q_proj.", "self_attn.k_proj.")
-
-
-class TensorRows(Protocol):
-    """A model's tensors, read in pieces."""
-
-    def shape(self, name: str) -> tuple[int, ...]: ...
-
-    def rows(self, name: str, first: int, last: int) -> Tensor:
-        """Return rows ``first`` to ``last``, [R, C] or [R]."""
-
-    def names(self) -> list[str]: ...
-
-
-@dataclass(frozen=True)
-class _StoredRows:
-    """Tensors in safetensors files, later files before earlier ones."""
-
-    places: dict[str, Path]
-    headers: dict[str, weight_files.Header]
-
-    @classmethod
-    def of(cls, files: list[Path]) -> "_StoredRows":
-        places = {}
-        headers = {}
-        for file in files:
-            for name, header in weight_files.headers_of(file).items():
-                places[name] = file
-                headers[name] = header
-        return cls(places, headers)
-
-    def names(self) -> list[str]:
-        return list(self.places)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self.headers[name].shape
-
-    def rows(self, name: str, first: int, last: int) -> Tensor:
-        # opened each time: what a file maps into memory counts as used until it is closed
-        with safe_open(self.places[name], framework="pt") as opened:
-            piece: Tensor = opened.get_slice(name)[first:last].clone()
-        return piece
-
-
-@dataclass(frozen=True)
-class _LoadedRows:
-    """Tensors of a model in memory."""
-
-    tensors: dict[str, Tensor]
-
-    def names(self) -> list[str]:
-        return list(self.tensors)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self.tensors[name].shape)
-
-    def rows(self, name: str, first: int, last: int) -> Tensor:
-        return self.tensors[name][first:last]
 
 
 @dataclass(frozen=True)
@@ -181,16 +124,16 @@ def plan(source: SourceModel, kind: str, name: str, license: str | None, tokeniz
     return GgufPlan(config_file.plain_type(config), config, rope, kind, read, name, license)
 
 
-def write(plan: GgufPlan, source: SourceModel, file: Path) -> int:
-    """Write the file, complete or not at all, and return its tensors' numbers.
+def write(plan: GgufPlan, source: SourceModel, file: Path, check_logits: bool = False) -> int:
+    """Write the file, complete or not at all, and return its tensors' numbers; ``check_logits``: see
+    :class:`tape_ds.checkpoint.adapted_weights.AdaptedWeights`.
 
     Raises:
         UserError: a weight is no number, or too large for the type.
     """
-    weights = _weights(source)
+    weights = _weights(source.whole(check_logits=check_logits))
     left_out = {_HEAD} if plan.config.tie_word_embeddings else set()
-    # older files hold frequencies, which are computed and no part of the model
-    names = [name for name in weights.names() if name not in left_out and not name.endswith(".inv_freq")]
+    names = [name for name in weights.names() if name not in left_out]
     assert "model.embed_tokens.weight" in names, "checked when the source was found"
     places = gguf.get_tensor_name_map(_ARCHITECTURES[plan.architecture], plan.config.num_hidden_layers)
 
@@ -216,17 +159,12 @@ def write(plan: GgufPlan, source: SourceModel, file: Path) -> int:
 _ARCHITECTURES = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items() if name in ("llama", "qwen2", "qwen3")}
 
 
-def _weights(source: SourceModel) -> TensorRows:
-    """Return the whole model's tensors, from its files if every one of them is there as it is."""
-    record = source.record
-    files = weight_files.files(source.folder)
-    if record is not None and not files and not (source.folder / weight_files.ADAPTER_CONFIG).is_file():
-        base = find_base(source.folder, record, source.base_anyway)
-        files = weight_files.files(base)
-        files += [source.folder / WEIGHTS] if (source.folder / WEIGHTS).is_file() else []
-    if files and all(file.suffix == ".safetensors" for file in files):
-        return _StoredRows.of(files)
-    return _LoadedRows(source.load().state_dict())
+def _weights(whole: WholeModel) -> TensorRows:
+    """Return the whole model's tensors, adapters merged as they are read; in memory what that does not reach."""
+    try:
+        return whole.weights()
+    except NotByTensorError:
+        return LoadedRows(whole.fill(torch.float32).state_dict())
 
 
 def _end_ids(source: SourceModel) -> list[int]:

@@ -336,7 +336,10 @@ class TapeModel(TapePreTrainedModel):
             update_start = shards.local_tokens(start, dim=2)
         query_scale = None
         if self.encoding.log_window is not None:
-            seen_BT = log_scale.keys_seen(context, tokens, given.device)
+            if self.encoding.log_positions:
+                seen_BT = position_ids + 1
+            else:
+                seen_BT = log_scale.keys_seen(context, tokens, given.device)
             query_scale = log_scale.factors(shards.mapped_tokens(seen_BT), self.encoding.log_window)
         inputs = BlockInputs(
             heads=base.EVERY_HEAD,

@@ -162,9 +162,11 @@ def living(output: Path) -> list[Holder]:
     return [holder for holder in named(output) if holder.is_locked]
 
 
-def refuse(output: Path) -> list[Problem]:
-    """Return a problem that names every living rank in the folder."""
+def refuse(output: Path, *, others_only: bool = False) -> list[Problem]:
+    """Return a problem that names every living rank in the folder; ``others_only``: where one is not this process."""
     holders = living(output)
+    if others_only and all(holder.is_here and holder.pid == os.getpid() for holder in holders):
+        return []
     if not holders:
         return []
     wrong = f"another run is using this folder: {'; '.join(map(str, holders))}"

@@ -39,7 +39,10 @@ _LAUNCHER = re.compile(
     r"(.*/)?(deepspeed|torchrun|tape-ds|keep_alive\.py|deepspeed/launcher/(launch|runner)\.py)"
     r"|deepspeed\.launcher\.(launch|runner)|torch\.distributed\.run|launchers\.keep_alive|tape_ds"
 )
-"""A word of a launcher's command line: its program or module."""
+"""A launcher's program or module."""
+_PYTHON = re.compile(r"(.*/)?python[0-9.]*")
+_WITH_VALUE = ("-W", "-X")
+"""Options of Python whose value is the next word."""
 _NAME = re.compile(r"(?=.*[A-Za-z0-9])[A-Za-z0-9._-]{1,64}")
 _WRITING_SECONDS = 0.2
 
@@ -117,7 +120,8 @@ def launchers_above() -> list[psutil.Process]:
     """
     found = []
     for process in psutil.Process().parents():
-        if not any(map(_LAUNCHER.fullmatch, _command_line(process))):
+        program = _program(_command_line(process))
+        if program is None or not _LAUNCHER.fullmatch(program):
             break
         found.append(process)
     return found
@@ -131,6 +135,26 @@ def launcher_option(name: str) -> str | None:
             option, equals, value = word.partition("=")
             if option == name:
                 return value if equals else following
+    return None
+
+
+def _program(words: list[str]) -> str | None:
+    """Return what a command line runs: its first word, or Python's script or module; None for Python's code.
+
+    Later words are arguments, and say nothing: ``tmux new -s tape-ds`` is no launcher.
+    """
+    if not words or not _PYTHON.fullmatch(words[0]):
+        return words[0] if words else None
+    rest = iter(words[1:])
+    for word in rest:
+        if word == "-c":
+            return None
+        if word == "-m":
+            return next(rest, None)
+        if word in _WITH_VALUE:
+            next(rest, None)
+        elif not word.startswith("-"):
+            return word
     return None
 
 

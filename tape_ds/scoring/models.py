@@ -8,8 +8,7 @@ import argparse
 import hashlib
 import os
 import sys
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -22,6 +21,7 @@ from transformers.quantizers import AutoHfQuantizer
 
 from tape_ds import encodings, storage
 from tape_ds.checkpoint import merging, source_model, trained
+from tape_ds.checkpoint.merging import WholeModel
 from tape_ds.data import tokenized
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.errors import Problem, UserError, collecting, is_main_process, raise_if_any
@@ -62,8 +62,8 @@ class FoundModel:
     dtype: torch.dtype
     files: Sequence[Path]
     """Every file that decides what the model computes."""
-    whole: Callable[[], PreTrainedModel]
-    """Loads the whole model, adapters merged, on the CPU, in its dtype or a wider one."""
+    whole: WholeModel
+    """Adapters merged, on the CPU."""
     tokenizer_name_or_path: str
     record: trained.TrainedRecord | None = None
     """Of the run of this project that trained the model."""
@@ -74,10 +74,7 @@ class FoundModel:
 
     def load(self) -> PreTrainedModel:
         """Return the whole model in its dtype on its device, in evaluation mode."""
-        model = self.whole()
-        if getattr(model.config, "quantization_config", None) is None:  # packed weights cannot be cast
-            for parameter in model.parameters():  # the module's own cast would round the rotary frequencies, too
-                parameter.data = parameter.data.to(self.dtype)
+        model = self.whole.fill(self.dtype)
         if self.changed is not None:
             own: Any = model
             change_positions(own, self.changed)
@@ -252,7 +249,7 @@ def _find(name_or_path: str, options: LoadOptions) -> FoundModel:
             load_options=options,
             dtype=dtype,
             files=files,
-            whole=partial(source.load, dtype),
+            whole=source.whole(),
             tokenizer_name_or_path=options.tokenizer or str(folder),
             record=record,
         )
@@ -276,10 +273,11 @@ def _find(name_or_path: str, options: LoadOptions) -> FoundModel:
         # refuse here what loading would refuse after hours of reading data; no weights are read
         quantised = getattr(config, "quantization_config", None)
         if quantised is None:
-            _load_plain(folder, config, dtype, False, device_map={"": "meta"})
+            _load_plain(folder, config, dtype=dtype, trust_remote_code=False, device_map={"": "meta"})
         else:
             with as_message("transformers could not load it", "model", str(folder), _INSTALL):
                 AutoHfQuantizer.from_config(quantised, pre_quantized=True).validate_environment(device_map=None)
+    load = partial(_load_plain, folder, config, trust_remote_code=options.trust_remote_code)
     return FoundModel(
         name_or_path=name_or_path,
         kind="transformers",
@@ -288,21 +286,22 @@ def _find(name_or_path: str, options: LoadOptions) -> FoundModel:
         load_options=options,
         dtype=dtype,
         files=[*_model_files(folder), *(sorted(folder.rglob("*.py")) if options.trust_remote_code else ())],
-        whole=partial(_load_plain, folder, config, dtype, options.trust_remote_code),
+        whole=merging.of_folder(folder, load, config, "model", name_or_path),
         tokenizer_name_or_path=options.tokenizer or str(folder),
     )
 
 
-def find_adapter(name_or_path: str, *, base_anyway: bool = False) -> FoundModel:
-    """Find the folder of an adapter that peft saved, with its base, on the CPU and in the dtype of the base's weights.
+def find_adapter(name_or_path: str, *, base_anyway: bool = False, check_logits: bool = False) -> FoundModel:
+    """Find the folder of an adapter that peft saved, with its base, on the CPU and in the dtype of the base's weights;
+    ``check_logits``: see :func:`merging.of_adapter`.
     Raises UserError: either is missing, damaged or of a kind that is not merged, or a whole model is in the folder."""
     folder = Path(name_or_path)
     raise_if_any(weight_files.check_alone(folder))
     options = LoadOptions(None, None, torch.device("cpu"), False, base_anyway)
-    return _find_adapter(name_or_path, folder, options)
+    return _find_adapter(name_or_path, folder, options, check_logits)
 
 
-def _find_adapter(name_or_path: str, folder: Path, options: LoadOptions) -> FoundModel:
+def _find_adapter(name_or_path: str, folder: Path, options: LoadOptions, check_logits: bool = False) -> FoundModel:
     """Find peft's adapter and the base that its configuration names."""
     from peft import PeftConfig
 
@@ -335,32 +334,10 @@ def _find_adapter(name_or_path: str, folder: Path, options: LoadOptions) -> Foun
 
     raise_if_any(_check_rows(name_or_path, folder, base))
 
-    def merged() -> PreTrainedModel:
-        from peft import PeftModel
-        from peft.utils.save_and_load import load_peft_weights, set_peft_model_state_dict
-
-        wrong = f"peft could not put it onto {base.name_or_path}"
-        remedy = "give the adapter's own base, and all its files"
-        whole = base.whole().float()  # merging in fp32 loses nothing
-        with as_message(wrong, "model", name_or_path, remedy), warnings.catch_warnings():
-            warnings.filterwarnings("error", message="Found missing adapter keys")  # peft would continue without them
-            model = PeftModel.from_pretrained(whole, str(folder))
-            # once more, because from_pretrained does not return the tensors that fit nowhere
-            weights = load_peft_weights(str(folder), device="cpu")
-            left_over = set_peft_model_state_dict(model, weights).unexpected_keys
-        # of resized embeddings peft writes a second copy, under the module's own name
-        twice = [name for name in left_over if _is_second_copy(name, weights)]
-        exact.require_exact(str(folder), (), set(left_over) - set(twice), ())
-        return merging.merged(model, "model", name_or_path)
-
+    whole = merging.of_adapter(folder, base.whole, base.name_or_path, name_or_path, check_logits)
     files = [*_model_files(folder), *base.files]
-    found = replace(base, name_or_path=name_or_path, kind="peft adapter", folder=folder, files=files, whole=merged)
+    found = replace(base, name_or_path=name_or_path, kind="peft adapter", folder=folder, files=files, whole=whole)
     return replace(found, record=None)
-
-
-def _is_second_copy(name: str, weights: Mapping[str, torch.Tensor]) -> bool:
-    other = weights.get(name.replace(".modules_to_save", ""))
-    return ".modules_to_save" in name and other is not None and torch.equal(other, weights[name])
 
 
 def _check_rows(name_or_path: str, folder: Path, base: FoundModel) -> list[Problem]:
@@ -383,10 +360,8 @@ def _check_rows(name_or_path: str, folder: Path, base: FoundModel) -> list[Probl
     return [Problem("model", name_or_path, wrong, remedy)]
 
 
-def _load_plain(
-    folder: Path, config: PreTrainedConfig, dtype: torch.dtype, trust_remote_code: bool, **arguments: Any
-) -> PreTrainedModel:
-    arguments |= {"config": config, "dtype": dtype, "trust_remote_code": trust_remote_code}
+def _load_plain(folder: Path, config: PreTrainedConfig, **arguments: Any) -> PreTrainedModel:
+    arguments |= {"config": config}
     with saving.without_bar():
         model: PreTrainedModel = exact.load_exact(AutoModelForCausalLM, folder, **arguments)
     return model

@@ -16,8 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tape_ds import checkpoint, run_folder
+from tape_ds import checkpoint, paths, run_folder
+from tape_ds.config.recipe import Recipe
 from tape_ds.errors import Problem
+from tape_ds.resilience import run_lock
 from tape_ds.training import identity
 
 SHOWN = 8
@@ -149,6 +151,16 @@ def check_new_start(found: EarlierRun, *, start_anew: bool, trains: bool) -> lis
             remedies.append("--resume auto to begin the same run again")
         problems.append(Problem("output_dir", place, f"it holds {found}", _either(found, remedies)))
     return problems
+
+
+def check_folder(recipe: Recipe) -> list[Problem]:
+    """Return why a run cannot begin in its folder, as far as one process sees without its data: another run is in it,
+    or an earlier one's files are. A resumed run compares its identity later, of which its data are a part."""
+    output = paths.of(str(recipe.trainer_value("output_dir")))
+    taken = run_lock.refuse(output, others_only=True)
+    if taken or recipe.trainer_value("resume_from_checkpoint"):
+        return taken
+    return check_new_start(look(output), start_anew=recipe.safety.start_anew, trains=recipe.trains)
 
 
 def is_finished(found: EarlierRun, now: Mapping[str, Any]) -> bool:

@@ -57,10 +57,14 @@ def position_options(recipe: ExtensionRecipe, native: PreTrainedConfig) -> dict[
     """Return the recipe's options, with the method's; without any, those of a base that has this very encoding."""
     model = recipe.model
     if not model.position_options and getattr(native, "position_encoding", None) == model.position_encoding:
-        return dict(getattr(native, "position_options", None) or {})
+        return encodings.kept_options(native)
     chosen = recipe.position_options
-    scaled = recipe.method.chosen.drops_rope and chosen.get("score_scale") is not None
-    return ({"trained_length": native.max_position_embeddings} if scaled else {}) | chosen
+    length = native.max_position_embeddings
+    if recipe.method.chosen.drops_rope and chosen.get("score_scale") is not None:
+        chosen = {"trained_length": length} | chosen
+    if chosen.get("log_scale", "none") != "none" and chosen.get("log_scale_from") is None:
+        chosen = chosen | {"log_scale_from": length}
+    return chosen
 
 
 def require_fit(recipe: Recipe, base: BaseModel) -> None:
@@ -147,7 +151,10 @@ def finetuned(recipe: FinetuningRecipe, native: PreTrainedConfig, longest: int |
     allows), where that is more; an encoding that depends on the length, such as ``yarn``, is trained for it.
     """
     length = max(longest or recipe.data.max_tokens, native.max_position_embeddings)
-    config = as_it_is(native, recipe.model.attention_backend, max_position_embeddings=length)
+    changes: dict[str, Any] = {"max_position_embeddings": length}
+    if native.model_type == TAPE:
+        changes["position_options"] = encodings.kept_options(native) or None
+    config = as_it_is(native, recipe.model.attention_backend, **changes)
     return encodings.config_at(config, length) if config.model_type == TAPE else config
 
 
@@ -180,14 +187,15 @@ def planned_config(recipe: Recipe, base: str | None = None) -> Config:
 
 
 def known_config(recipe: Recipe) -> Config | None:
-    """Return :func:`planned_config` where neither network, tokenizer nor unpacking is needed for it: for a published
-    model, a folder, a new model of known vocabulary; else None. A dry run asks the hub for a configuration."""
+    """Return :func:`planned_config` where neither tokenizer nor unpacking is needed for it: for a published model, a
+    folder, a new model of known vocabulary, a hub id whose ``config.json`` is in the cache or answered for by the hub
+    within seconds; else None."""
     if isinstance(recipe, GeneratedRecipe):
         return planned_config(recipe)
     if isinstance(recipe, PretrainingRecipe):
         return planned_config(recipe) if _entries(recipe) else None
     name = recipe.model.model
-    file = config_file.find(name, online=recipe.dry_run)
+    file = config_file.find(name, online=True)
     is_known = shape.known(name) or (name.endswith(".gguf") and paths.of(name).is_file())
     return planned_config(recipe, None if file is None else str(file)) if file or is_known else None
 

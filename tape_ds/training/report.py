@@ -1,6 +1,8 @@
 """The announcement of a run before it starts, and its report and stored results after it has ended."""
 
+import itertools
 import sys
+from collections.abc import Mapping, Sequence
 
 from tape_ds import results
 from tape_ds.config import deepspeed_config
@@ -79,15 +81,13 @@ def averages(run: Run) -> dict[str, str]:
 
 def conclude(run: Run, trainer: TapeTrainer, started: results.Result) -> None:
     history = [entry for entry in trainer.state.log_history if "loss" in entry]  # of a resumed run's first part, too
-    # without the first logging step, which warms caches up
-    speeds = [entry["tokens_per_second"] for entry in history if "tokens_per_second" in entry][1:]
     folder = run.output / RESULTS
     figures = {
         "train_loss": [{name: entry[name] for name in LOGGED if name in entry} for entry in history],
         "steps": trainer.state.global_step,
         "skipped_steps": trainer.skipped_steps,
         "tokens": trainer.state.global_step * run.tokens_per_step,
-        "tokens_per_second": sum(speeds) / len(speeds) if speeds else None,
+        "tokens_per_second": mean_speed(history),
         "peak_memory_bytes": trainer.peak_memory_bytes,
         "trained": list(run.names),
         "parameters": dict(zip(("all", "trained"), run.parameter_counts, strict=True)),
@@ -112,3 +112,20 @@ def conclude(run: Run, trainer: TapeTrainer, started: results.Result) -> None:
     pictures = ", ".join(sorted(file.name for file in folder.glob("*.png"))) or "none"
     print(f"results: {folder}, pictures: {pictures}\ntrained weights: {run.output / TRAINED}")
     print(f"a page of all this: tape-ds evaluate report {run.output} --output {run.output / 'page'}", flush=True)
+
+
+def mean_speed(history: Sequence[Mapping[str, float]]) -> float | None:
+    """Return tokens / seconds of all lines of a log but the first, which warms caches up; None without others.
+
+    A line's speed is that of the steps since the line before it, and each step has as many tokens. The mean of the
+    speeds themselves would count a slow interval for too little.
+    """
+    timed = [entry for entry in history if entry.get("tokens_per_second", 0) > 0]
+    # of one token a step: how many it has cancels out
+    tokens = 0
+    seconds = 0.0
+    for before, entry in itertools.pairwise(timed):
+        steps = entry["step"] - before["step"]
+        tokens += steps
+        seconds += steps / entry["tokens_per_second"]
+    return tokens / seconds if tokens else None

@@ -1,5 +1,7 @@
 """Merging: every method's folder becomes a whole model that computes the same, or it is not written at all."""
 
+import json
+
 import pytest
 import torch
 from peft import LoraModel
@@ -60,8 +62,11 @@ def test_merged_computes_what_was_trained(tmp_path, method):
     torch.testing.assert_close(logits(merged), logits(model), atol=1e-5, rtol=0)
 
 
-def test_a_merge_that_changes_logits_is_refused(tmp_path, monkeypatch):
+def test_a_merge_that_changes_logits_is_refused(tmp_path, monkeypatch, capsys):
+    """Of an adapter that is merged as a whole, because it starts from the base's weights."""
     _, folder = trained_folder(tmp_path, "lora", tied=False)
+    settings = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(settings | {"init_lora_weights": "olora"}))
     unloaded = LoraModel.merge_and_unload
 
     def wrong(self, **arguments):
@@ -72,6 +77,7 @@ def test_a_merge_that_changes_logits_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(LoraModel, "merge_and_unload", wrong)
     with pytest.raises(UserError, match="merging changed logits by"):
         merging.merge(folder)
+    assert "as a whole, in fp32: its adapter starts from the base's weights" in capsys.readouterr().err
 
 
 def test_the_tool_writes_a_whole_folder_or_none(tmp_path, monkeypatch, capsys):

@@ -24,7 +24,7 @@ def test_a_run_and_its_trained_folder_are_the_same_source(finished):
     assert by_run.folder == by_folder.folder == finished / "trained"
     assert by_run.record.method == "tape" and by_run.result.figures["steps"] == 16 and by_run.has_tokenizer
     assert by_run.config.max_position_embeddings == 128 and by_run.dtype == torch.float32
-    assert by_run.load().model.layers[0].position.attend.weight.abs().max() > 0.05
+    assert by_run.whole().fill(torch.float32).model.layers[0].position.attend.weight.abs().max() > 0.05
 
 
 def test_results_of_another_run_are_not_shown(finished, tmp_path):
@@ -41,7 +41,7 @@ def test_a_model_folder_is_a_source(tmp_path):
     tiny_model().to(torch.bfloat16).save_pretrained(tmp_path / "model")
     found = source_model.find(str(tmp_path / "model"))
     assert found.record is None and not found.has_tokenizer and found.dtype == torch.bfloat16
-    assert found.load().dtype == torch.float32
+    assert found.whole().fill(torch.float32).dtype == torch.float32
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,26 @@
 """`tape-ds merge` of adapters that peft itself saved; of runs see tests/checkpoint/test_merging.py."""
 
 import json
+import os
+import signal
 
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPTNeoXConfig, GPTNeoXForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+)
 
-from tape_ds import TapeForCausalLM
+from tape_ds import TapeForCausalLM, storage
 from tape_ds.cli import export, merge
 from tape_ds.models.loading import config_file
+from tape_ds.models.writing import SafetensorsFile
 from tests.export.conftest import base
 from tests.models.helpers import tiny_config, tokens
 
@@ -22,9 +32,9 @@ IDS = tokens(2, 20)
 def adapter(base, folder, **options):
     """Save an adapter of random numbers, as peft does; return the folder."""
     torch.manual_seed(5)
-    options = {"target_modules": ["q_proj"]} | options
+    options = {"r": 2, "target_modules": ["q_proj"], "init_lora_weights": False} | options
     model = AutoModelForCausalLM.from_pretrained(base)
-    get_peft_model(model, LoraConfig(r=2, init_lora_weights=False, **options)).save_pretrained(folder)
+    get_peft_model(model, LoraConfig(**options)).save_pretrained(folder)
     return folder
 
 
@@ -109,3 +119,101 @@ def test_export_and_recipes_name_the_command_that_makes_a_whole_model(base, tmp_
     assert f"tape-ds merge {folder} OUT" in " ".join(capsys.readouterr().err.split())
     (problem,) = config_file.check(str(folder), online=False)
     assert problem.remedy.endswith(f"tape-ds merge {folder} OUT")
+
+
+def mixture(folder, **changes):
+    """A tiny Mixtral, whose files have a matrix for each expert where the model has one for all."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    config = MixtralConfig(**sizes, num_key_value_heads=2, num_local_experts=4, vocab_size=128, **changes)
+    MixtralForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"target_parameters": EXPERTS},
+        {"target_modules": [], "target_parameters": EXPERTS[:1]},
+        {"use_dora": True, "modules_to_save": ["lm_head"]},
+        {"target_modules": ["q_proj", "embed_tokens", "lm_head"]},
+        {"rank_pattern": {"layers.0.self_attn.q_proj": 3}, "alpha_pattern": {"layers.1.self_attn.q_proj": 7}},
+    ],
+)
+def test_experts_and_all_else_are_merged_tensor_by_tensor(tmp_path, options, capsys):
+    """The weights are those of peft's own merge in fp32, rounded once, and files name their tensors as the base's do."""
+    base = mixture(tmp_path / "base")
+    folder = adapter(base, tmp_path / "adapter", **options)
+    assert merge.main([str(folder), str(tmp_path / "whole"), "--check_logits"]) == 0
+    printed = capsys.readouterr()
+    assert "logits: merged, they differ from the adapter's by" in printed.out and "as a whole" not in printed.err
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    expected = PeftModel.from_pretrained(model, str(folder)).merge_and_unload().to(torch.bfloat16).state_dict()
+    ours = AutoModelForCausalLM.from_pretrained(tmp_path / "whole", dtype="auto").state_dict()
+    before = AutoModelForCausalLM.from_pretrained(base).state_dict()
+    assert ours.keys() == expected.keys()
+    assert any(not torch.equal(expected[name], before[name]) for name in ours)
+    assert [name for name in ours if not torch.equal(ours[name], expected[name])] == []
+    files = [load_file(each / "model.safetensors").keys() for each in (base, tmp_path / "whole")]
+    assert files[0] == files[1] and any("experts.3.w2" in name for name in files[1])
+
+
+def test_what_is_not_merged_by_tensor_is_said(base, tmp_path, capsys):
+    folder = adapter(base, tmp_path / "adapter", init_lora_weights="pissa")
+    assert merge.main([str(folder), str(tmp_path / "whole")]) == 0
+    reason = "is read and merged as a whole, in fp32: its adapter starts from the base's weights"
+    assert f"note: {folder} {reason} (init_lora_weights: pissa)" in capsys.readouterr().err
+    assert (tmp_path / "whole" / "model.safetensors").is_file()
+
+
+def test_a_base_of_torch_s_own_files_is_merged(base, tmp_path):
+    torchs = tmp_path / "base"
+    model = AutoModelForCausalLM.from_pretrained(base)
+    model.config.save_pretrained(torchs)
+    torch.save(model.state_dict(), torchs / "pytorch_model.bin")
+    folder = adapter(base, tmp_path / "adapter")
+    assert merge.main([str(folder), str(tmp_path / "of-safetensors")]) == 0
+    settings = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(settings | {"base_model_name_or_path": str(torchs)}))
+    assert merge.main([str(folder), str(tmp_path / "of-torch")]) == 0
+    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("of-safetensors", "of-torch")]
+    assert files[0] == files[1]
+
+
+def killed_at(place, name, calls, arguments):
+    """Run the command in a process that is killed at a call of ``place.name``; return whether it got so far."""
+    child = os.fork()
+    if child == 0:
+        own = getattr(place, name)
+        left = iter(range(calls, -1, -1))
+
+        def kill(*given, **named):
+            if next(left) == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return own(*given, **named)
+
+        setattr(place, name, kill)
+        merge.main(arguments)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.WIFSIGNALED(status)
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "calls"),
+    [(SafetensorsFile, "write", 0), (SafetensorsFile, "write", 9), (storage, "sync", 0), (storage, "sync", 5)],
+)
+def test_a_merge_that_is_killed_leaves_no_folder(base, tmp_path, place, name, calls):
+    """A folder has every file, on the disk, before it gets its name; what was left is removed by the next try."""
+    folder = adapter(base, tmp_path / "adapter")
+    out = tmp_path / "out"
+    assert killed_at(place, name, calls, [str(folder), str(out)])
+    assert not out.exists() and list(tmp_path.glob("out.building-*"))
+    assert merge.main([str(folder), str(out)]) == 0
+    assert not list(tmp_path.glob("out.building-*"))
+    torch.testing.assert_close(logits(AutoModelForCausalLM.from_pretrained(out)), unmerged(base, folder))

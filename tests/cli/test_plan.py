@@ -3,6 +3,7 @@
 import pytest
 
 from tape_ds.cli import plan
+from tape_ds.exit_codes import ExitCode
 
 
 def said(capsys, *argv):
@@ -30,7 +31,7 @@ def test_a_search_prints_its_winner_s_flags(capsys):
 
 def test_a_layout_that_does_not_fit_has_its_exit_code(capsys):
     code, out = said(capsys, "c4_7b", "--gpus", "1", "--gpu", "a100-40")
-    assert code == plan.DOES_NOT_FIT and "IT DOES NOT FIT" in out
+    assert code == ExitCode.DOES_NOT_FIT and "IT DOES NOT FIT" in out
 
 
 @pytest.mark.parametrize(

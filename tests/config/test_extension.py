@@ -285,6 +285,31 @@ def test_rulers_questions_are_checked():
     assert asked == "5 questions of each of vt, cwe in 2,048 tokens"
 
 
+GENERATED = "generated:retrieval#tokens=512-1k&text=stdlib"
+
+
+def test_generated_documents_are_mixed_by_weight():
+    entries = [{"source": "stdlib", "weight": 9}, {"source": GENERATED, "weight": 1}]
+    recipe = load(["--recipe", write(train_data=entries)])
+    assert recipe.outline()["data"].startswith(f"90 % stdlib, 10 % {GENERATED}: sequences of 1,024 tokens")
+    assert load(["--recipe", write(train_data=[GENERATED])]).data.train_data == [GENERATED]
+
+
+def test_generated_documents_need_weights_steps_and_room():
+    found, _ = problems_of("--recipe", write(train_data=["stdlib", GENERATED]))
+    assert found["train_data"].wrong == "it has no end, and the sources have no weights"
+    found, _ = problems_of("--recipe", write(train_data=[GENERATED], max_steps=-1, max_documents=5))
+    assert found["max_steps"].wrong == "generated data have no end"
+    assert found["max_documents"].wrong == "generated data have no end, whatever is read"
+    found, _ = problems_of("--recipe", write(train_data=[GENERATED], window=600))
+    assert found["train_data"].remedy == "write tokens=512-600, or give a longer window"
+    found, _ = problems_of("--recipe", write(train_data=["stdlib"], eval_data=[GENERATED]))
+    assert found["eval_data"].remedy == "name it in train_data of a recipe, and text here"
+    held_out = write(train_data=["generated:retrieval#text=stdlib:typing.py"], eval_data=["stdlib:typing.py"])
+    found, _ = problems_of("--recipe", held_out)
+    assert "also trained on" in found["eval_data"].wrong, "what the records are put into is trained on"
+
+
 def test_lengths_that_are_read_several_times(tmp_path):
     """As a recipe writes them, and on a command line as JSON or one by one; older checkpoints have no such field."""
     for words in (["--upsample", '{"8k": 2, "16384": 4}'], ["--upsample.8k", "2", "--upsample.16k", "4"]):

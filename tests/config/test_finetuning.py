@@ -56,3 +56,13 @@ def test_one_launcher_takes_both_kinds():
     for name in ("chat_tiny", "silent.yaml", "there_is_none", "tiny"):
         assert kinds.taken("finetune", name) is finetuning.ChatRecipe
     assert kinds.taken("finetune_scrolls", "chat_tiny") is finetuning.ScrollsRecipe
+
+
+def test_generated_conversations_need_a_number_and_a_length():
+    good = "generated:retrieval#documents=9&tokens=1k-4k&text=stdlib"
+    write_chat = partial(helpers.write, good=GOOD_CHAT)
+    assert loads.chat(["--recipe", write_chat(train_data=["stdlib", good])]).data.train_data == ["stdlib", good]
+    found, _ = helpers.problems_of("--recipe", write_chat(train_data=[good], max_tokens=2048), load=loads.chat)
+    assert found["train_data"].remedy == "write tokens=1024-2048, or raise max_tokens"
+    found, _ = helpers.problems_of("--recipe", write_chat(train_data=["generated:retrieval"]), load=loads.chat)
+    assert found["train_data"].remedy == "write tokens=8192, or a range"

@@ -126,3 +126,14 @@ def test_seven_billion(tokenizer):
     assert model.num_parameters() == 6_738_415_616 + 31 * (4096 * 128 + 2 * 128 * 32 + 32 * 32)
     assert recipe.accumulation() == 16 and recipe.deepspeed["zero_optimization"]["stage"] == 3
     assert recipe.trainer.kwargs["activation_checkpointing_kwargs"] == {"use_reentrant": False}
+
+
+def test_generated_documents_and_the_tokenizer_of_their_text():
+    generated = "generated:retrieval#rivals=3&text=stdlib"
+    assert load(["--recipe", write(train_data=[generated])]).data.train_data == [generated]
+    entries = [{"source": generated, "weight": 1}, {"source": "stdlib", "weight": 1}]
+    assert load(["--recipe", write(train_data=entries, streaming=True)]).data.streaming
+    found, _ = problems_of("--recipe", write(train_data=["generated:retrieval"]))
+    assert found["tokenizer"].wrong == "it would be trained on train_data, which hold no text"
+    found, _ = problems_of("--recipe", write(train_data=[generated], max_steps=-1))
+    assert found["max_steps"].wrong == "generated data have no end"

@@ -204,6 +204,7 @@ def test_what_prepares_nothing_is_refused(silent, done, tmp_path):
             prepare([spec], silent, tmp_path / "new", **settings)
 
 
+@pytest.mark.slow
 def test_two_workers_of_the_command_write_what_one_does(spec, silent, tmp_path):
     tokenizer = str(tmp_path / "tokenizer")
     silent.save_pretrained(tokenizer)

@@ -20,7 +20,8 @@ from tape_ds.data.mix import mix
 from tape_ds.data.order import AnswerSequences, RunSamples, TrainingSequences, collate
 from tape_ds.data.pack import cut, pack
 from tape_ds.data.pose import Pose, PoseSequences
-from tape_ds.data.sources import parse
+from tape_ds.data.retrieval.sequences import RetrievalForm, RetrievalSequences, writer_of
+from tape_ds.data.sources import parse, parse_all
 from tape_ds.data.stream import StreamedSequences
 from tests.data.conftest import build_tokenizer, same, tokenize
 
@@ -74,7 +75,15 @@ def generated(texts, **run):
     return GeneratedSequences(TASKS["addition"], (5, 4), step_sequences=STEP, **run)
 
 
-KINDS = [packed, posed, streamed, mixed_streams, mixed_pose, answers, conversations, generated]
+def retrieval(texts, **run):
+    (source,) = parse_all(
+        [f"generated:retrieval#families=lookup&rivals=1&questions=1&text=jsonl:{texts}/*.jsonl#t"], "train_data"
+    )
+    writer = writer_of(source, build_tokenizer(), texts / "cache")
+    return RetrievalSequences(source, writer, RetrievalForm(320, PoseSequences(320, 4000, Pose(chunks=2))), **run)
+
+
+KINDS = [packed, posed, streamed, mixed_streams, mixed_pose, answers, conversations, generated, retrieval]
 
 
 @pytest.fixture(scope="module")

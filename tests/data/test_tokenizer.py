@@ -128,6 +128,7 @@ def test_a_llama_s_ends_are_written_down(trained, tmp_path, begin, end):
     assert again("a b")["input_ids"] == tokenizer("a b")["input_ids"]
 
 
+@pytest.mark.slow
 def test_the_same_files_in_every_process(trained, tmp_path):
     _, folder = trained
     command = [sys.executable, "tools/train_tokenizer.py", "--data", *DATA, "--vocab_size", "700", "--output", "again"]

@@ -28,6 +28,7 @@ from tests.models.helpers import (
 )
 
 H, G, K, WINDOW, LAYERS = 4, 2, 8, 5, 4
+WITHOUT_POSITIONS = ("nope", "fox", "cope", "bipe_rope", "bipe_alibi")
 
 
 def options(name, **own):
@@ -194,6 +195,83 @@ def test_keys_are_counted_within_documents_and_without_padding():
         assert torch.equal(found[real], part[real])
         found = log_scale.keys_seen(base.TokenContext(None, None, offset, None), 12, torch.device("cpu"))
         assert found.tolist() == [list(range(1 + int(offset), 13 + int(offset)))]
+
+
+def by_positions(window=WINDOW, name="rope", **sizes):
+    own = options(name, log_scale="all", log_scale_from=window, log_scale_by="positions")
+    return tiny_model(encoding=name, position_options=own, num_hidden_layers=3, **sizes)
+
+
+@pytest.mark.parametrize("name", ["rope", "tape", "alibi", "rope dynamic", "randpe", "t5", "sincos", "pope", "xpos"])
+def test_positions_count_as_keys_do_in_a_text_from_its_beginning(name):
+    """Bit for bit, and whatever max_position_embeddings is."""
+    sizes = {"num_hidden_layers": 3, "max_position_embeddings": 64}
+    keys = tiny_model(encoding=name, position_options=options(name, log_scale="all", log_scale_from=WINDOW), **sizes)
+    positions = by_positions(name=name, max_position_embeddings=64)
+    positions.load_state_dict(keys.state_dict())
+    ids = tokens(2, 30)
+    assert torch.equal(positions(ids).logits, keys(ids).logits)
+    assert not positions.model.encoding.translation_invariant
+
+
+def test_skipped_positions_have_the_factors_of_the_places_they_skip_to(monkeypatch):
+    """By hand: each query times its factor, in fp64. By keys, a window as short as this has none."""
+    norms_in_own_dtype(monkeypatch)
+    model = by_positions(window=16).double()
+    ids, places = tokens(1, 12), torch.cat((torch.arange(5), torch.arange(40, 47)))[None]
+    expected = (np.log(places[0].numpy() + 1) / math.log(16)).clip(1).astype(np.float32)
+    assert expected[:5].tolist() == [1.0] * 5 and expected[5] > 1.3
+    scales = []
+    scaled = base.PositionLayer.scaled
+    monkeypatch.setattr(base.PositionLayer, "scaled", lambda self, q, f: scales.append(f) or scaled(self, q, f))
+    found = model(ids, position_ids=places).logits
+    assert len(scales) == 3 and all(scale.flatten().tolist() == expected.tolist() for scale in scales)
+    monkeypatch.undo()
+    norms_in_own_dtype(monkeypatch)
+    plain = tiny_model(encoding="rope", num_hidden_layers=3, position_options=None).double()
+    plain.load_state_dict(model.state_dict())
+    factors = torch.from_numpy(expected).double()[None, None, :, None]
+    rotate = type(plain.model.layers[0].position).rotate
+
+    def by_hand(self, q, k, *others):
+        q, k = rotate(self, q, k, *others)
+        return q * factors, k
+
+    monkeypatch.setattr(type(plain.model.layers[0].position), "rotate", by_hand)
+    torch.testing.assert_close(found, plain(ids, position_ids=places).logits, rtol=0, atol=1e-12)
+    keys = tiny_model(encoding="rope", num_hidden_layers=3, position_options={"log_scale": "all", "log_scale_from": 16})
+    assert keys.model.encoding.log_window == 16
+
+
+def test_a_cache_padding_and_packing_keep_the_factors_of_positions():
+    model, ids = by_positions(), tokens(2, 24)
+    whole = model(ids).logits
+    first = model(ids[:, :9], use_cache=True)
+    second = model(ids[:, 9:], past_key_values=first.past_key_values, use_cache=True).logits
+    torch.testing.assert_close(second, whole[:, 9:], rtol=0, atol=rounding(model, ids))
+    padded = torch.cat((torch.zeros_like(ids[:, :4]), ids), dim=1)
+    mask = (torch.arange(28)[None] >= 4).long().expand(2, -1)
+    places = (mask.cumsum(1) - 1).clamp(min=0)
+    found = model(padded, attention_mask=mask, position_ids=places).logits[:, 4:]
+    torch.testing.assert_close(found, whole, rtol=0, atol=rounding(model, ids))
+    documents = torch.arange(24)[None].ge(14).int().expand(2, -1)
+    packed = model(ids, document_ids=documents).logits[:, 14:]
+    alone = model(ids[:, 14:], position_ids=torch.arange(14, 24)[None]).logits
+    torch.testing.assert_close(packed, alone, rtol=0, atol=rounding(model, ids))
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "field"),
+    [
+        ("rope", {"log_scale_from": 9}, "log_scale_from"),
+        ("rope", {"log_scale_by": "positions"}, "log_scale_by"),
+        ("rope", {"log_scale": "all", "log_scale_from": 1}, "log_scale_from"),
+        *((name, {"log_scale": "all", "log_scale_by": "positions"}, "log_scale_by") for name in WITHOUT_POSITIONS),
+    ],
+)
+def test_options_of_log_scale_that_mean_nothing_are_refused(name, own, field):
+    with pytest.raises(ValueError, match=rf"position_options\.{field} = "):
+        with_options(name, **own)
 
 
 def test_half_precision_is_rounded_once():

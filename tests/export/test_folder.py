@@ -27,7 +27,7 @@ PLAIN = {
 def write(run_folder, out, **options):
     source = source_model.find(str(run_folder))
     folder.write(source, out, "test", **options)
-    return source.load()
+    return source.whole().fill(torch.float32)
 
 
 def config_of(out):

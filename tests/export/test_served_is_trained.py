@@ -107,7 +107,7 @@ def test_what_leaves_computes_what_was_trained(made, tmp_path, encoding, scaling
     assert folder.is_plain(source) is is_plain is not bool(list(out.glob("*.py")))
     ids = tokens(1, LENGTH - 8)
 
-    model = source.load()
+    model = source.whole().fill(torch.float32)
     with models.used_at(model, LENGTH), torch.no_grad():
         expected = model(ids).logits.log_softmax(-1)[0, :-1].gather(-1, ids[0, 1:, None])[:, 0]
     if is_plain:

@@ -147,6 +147,7 @@ print(type(model).__module__)
 """
 
 
+@pytest.mark.slow
 def test_it_loads_from_the_hub(exported, python, tmp_path):
     """transformers finds and copies the files of the hub's models in another way than those of folders: here from its
     own cache, as a download would have filled it."""

@@ -165,7 +165,7 @@ def test_the_last_checkpoint_consolidates_to_what_was_trained(uninterrupted, tmp
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
 
 
-@pytest.mark.parametrize("name", [*sorted(SHARED), pytest.param("extend_llama-zero1", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", some([*sorted(SHARED), "extend_llama-zero1"], {"extend_llama-tensor"}))
 def test_every_collective_has_its_tensors_where_its_backend_takes_them(uninterrupted, material, tmp_path, name):
     """On accelerators that are not there: load, steps, a save, scores. Tensor parallelism summed its weights on the
     CPU, for NCCL alone."""

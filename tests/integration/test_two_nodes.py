@@ -149,6 +149,7 @@ exit $code
 """Two hosts of namespaces, each with the /etc/hosts of Debian and Ubuntu; then the command of $2..., on both."""
 
 
+@pytest.mark.slow
 def test_hosts_whose_own_name_is_a_loopback_address_find_each_other(tmp_path, folder):
     """Gloo connected to 127.0.1.1, and every job over such machines ended with its first group."""
     hosts = ["unshare", "--user", "--map-root-user", "--net", "--mount", "--uts", "bash", "-c", TWO_HOSTS, "hosts"]

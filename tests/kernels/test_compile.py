@@ -64,6 +64,7 @@ def examples(tmp_path_factory):
     return gate("--kernels", EXAMPLES, "--capability", "90", "--dtype", "bf16", TRITON_CACHE_DIR=str(cache))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "words"),
     [
@@ -80,6 +81,7 @@ def test_the_gate_refuses(examples, kernel, words):
     assert re.search(words, reasons, re.DOTALL), reasons
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["product good", "product one step", "held spills outside"])
 def test_the_gate_passes(examples, kernel):
     _, output = examples
@@ -92,6 +94,7 @@ def test_every_launch_belongs_to_a_launch():
         launches.Recorder(90, "bf16").note(fn=SimpleNamespace(name="stray"), compile={})
 
 
+@pytest.mark.slow
 def test_a_gate_with_nothing_to_guard_is_an_error():
     code, output = gate("--only", "no such kernel", "--capability", "90", "--dtype", "bf16")
     assert code == 2 and "nothing to compile" in output

@@ -93,6 +93,7 @@ ENCODINGS = {
     **{
         f"{name} log scale": {**_with(name, log_scale="all"), "max_position_embeddings": 5} for name in ("rope", "tape")
     },
+    "rope log positions": _with("rope", log_scale="all", log_scale_from=5, log_scale_by="positions"),
 }
 
 

@@ -93,6 +93,10 @@ def above(monkeypatch):
         (["/v/bin/torchrun", "x.py"], True, None),
         (["bash", "-c", "deepspeed x.py"], False, None),
         (["python", "-m", "my.deepspeed"], False, None),
+        (["/usr/bin/python3.11", "-X", "dev", "-u", "-m", "tape_ds", "extend", "--num_gpus", "8"], True, "8"),
+        (["tmux", "new", "-s", "tape-ds"], False, None),
+        (["python", "watch.py", "tape_ds"], False, None),
+        (["python"], False, None),
     ],
 )
 def test_launchers_above_a_rank_and_what_was_asked_of_them(line, is_one, gpus, above):

@@ -53,3 +53,28 @@ def test_a_new_model_that_cannot_be_cut_is_refused_beforehand():
     recipe = loads.pretraining(["--recipe", "tiny", "--position_encoding", "rope", *words], 4)
     with pytest.raises(UserError, match="tensor_parallel_size"):
         model_config.known_config(recipe)
+
+
+def test_log_scale_begins_at_the_length_that_a_model_has_natively(tmp_path):
+    """It began at the target, and had no effect on any text that was trained."""
+    words = ["--recipe", "smollm2_16k_lora", "--position_options", "{log_scale: all, log_scale_by: positions}"]
+    found = model_config.planned_config(loads.extension(words, world_size=1))
+    assert found.max_position_embeddings == 16384
+    assert found.position_options == {"log_scale": "all", "log_scale_by": "positions", "log_scale_from": 8192}
+    own = [*words[:2], "--position_options", "{log_scale: all, log_scale_from: 4096}"]
+    assert model_config.planned_config(loads.extension(own, world_size=1)).position_options["log_scale_from"] == 4096
+
+
+def test_a_model_keeps_the_length_where_its_log_scale_begins(tmp_path):
+    """It moved with max_position_embeddings: an extended or fine-tuned model computed other scores than its base."""
+    shape.published("smollm2", position_encoding="rope", position_options={"log_scale": "all"}).save_pretrained(
+        tmp_path
+    )
+    kept = {"log_scale": "all", "log_scale_from": 8192}
+    extended = loads.extension(["--recipe", "smollm2_16k_lora", "--position_options", "{}"], world_size=1)
+    assert model_config.planned_config(extended, str(tmp_path)).position_options == kept
+    base = model_config.planned_base(str(tmp_path)).config
+    tuned = model_config.finetuned(loads.chat(["--max_tokens", "16k"], world_size=1), base)
+    assert tuned.max_position_embeddings == 16384 and tuned.position_options == kept
+    plain = shape.published("smollm2", position_encoding="rope")
+    assert not model_config.finetuned(loads.chat(["--max_tokens", "16k"], world_size=1), plain).position_options

@@ -54,9 +54,19 @@ def test_rows_that_were_left_out_are_stored(tmp_path):
     assert figures["bad_rows"] == [f"jsonl:a.jsonl#text: a.jsonl:{line} is not JSON" for line in (2, 5)]
 
 
-@pytest.mark.parametrize("speeds, mean", [((1.0, 100.0, 200.0), 150.0), ((1.0,), None)])
-def test_speed_is_the_mean_without_the_first_step(tmp_path, speeds, mean):
-    """The first warms caches up, compiles kernels and fills the loader."""
-    history = [{"step": 1, "loss": math.nan, "tokens_per_second": speed} for speed in speeds]
+@pytest.mark.parametrize(
+    ("speeds", "steps", "mean"),
+    [
+        ((1.0, 100.0, 200.0), (1, 2, 3), 2 / (1 / 100 + 1 / 200)),
+        ((1.0, 100.0, 200.0), (10, 20, 24), 14 / (10 / 100 + 4 / 200)),
+        ((1.0,), (1,), None),
+    ],
+)
+def test_speed_is_tokens_by_seconds_without_the_first_line(tmp_path, speeds, steps, mean):
+    """The first warms caches up, compiles kernels and fills the loader. The arithmetic mean was stored: 150, where 200
+    tokens take 1.5 seconds."""
+    history = [
+        {"step": step, "loss": math.nan, "tokens_per_second": speed} for step, speed in zip(steps, speeds, strict=True)
+    ]
     report.conclude(Nothing(tmp_path), trainer_of(history), results.Result(command=[], started="now"))
     assert results.load(tmp_path / "results" / "run.json").figures["tokens_per_second"] == mean

@@ -12,6 +12,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from tape_ds import results
+from tape_ds.numbers import length as length_label
 from tape_ds.results import WITHOUT_UPDATES, passkeys_of
 from tape_ds.scoring.span_losses import SpanLosses
 from tools.experiment import published
@@ -154,6 +155,19 @@ def arithmetic(result: results.Result) -> Rows:
     return {"": {Quantity(task, name): 100 * value for name, value in found.items() if value is not None}}
 
 
+def ruler(result: results.Result) -> Rows:
+    """Read RULER's scores: of each task and length, the tasks' mean at a length, and the mean of the lengths that were
+    asked together."""
+    figures = result.figures
+    numbers = {Quantity(each["task"], "accuracy", each["length"]): 100 * each["score"] for each in figures["cells"]}
+    by_length = {each["length"]: 100 * each["mean"] for each in figures["lengths"]}
+    numbers |= {Quantity("ruler", "accuracy", length): mean for length, mean in by_length.items()}
+    if len(by_length) > 1:
+        ends = " to ".join(length_label(length) for length in (min(by_length), max(by_length)))
+        numbers[Quantity("ruler", f"accuracy {ends}")] = fmean(by_length.values())
+    return {"": numbers}
+
+
 def flops(result: results.Result) -> Rows:
     """Read ``table3.json`` of tools.experiments.flops: this project's counts, in both conventions."""
     columns = {
@@ -196,6 +210,7 @@ READERS: dict[str, Callable[[results.Result], Rows]] = {
     "perplexity": perplexity,
     "passkey": passkeys,
     "harness": harness,
+    "ruler": ruler,
     "arithmetic": arithmetic,
     "addressing": addressing,
     "table3": flops,

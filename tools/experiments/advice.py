@@ -1,4 +1,4 @@
-"""Decide which method to extend a model by, from the runs of parts 8 to 12 of docs/results/protocol.md.
+"""Decide which method to extend a model by, from the runs of parts 8 to 13 of docs/results/protocol.md.
 
     python -m tools.experiment advice                              the runs
     python -m tools.experiments.advice methods runs/advice --output docs/results/advice
@@ -45,11 +45,14 @@ class ProtocolPart:
     claims: tuple[Pair, ...]
     """An arm against another."""
     reference: str = "yarn"
+    questions: str = "One key among ten, 20 questions a length"
+    """What was asked at each length."""
 
 
 FIRST = (("norms", "yarn"), ("lora", "yarn"), ("full", "yarn"), ("lora", "norms"), ("full", "lora"))
 LATER = (("theta", "lora"), ("tape+lora", "lora"), ("longlora", "lora"), ("tape", "norms"))
 TRAINED = ("norms", "lora", "full")
+RETRIEVAL = ("text", "few_1k", "many_1k", "few_4k", "many_4k", "few_16k", "many_16k")
 PARTS = {
     "methods": ProtocolPart(
         native=8192,
@@ -75,6 +78,14 @@ PARTS = {
         stages=(("lora", "lora_whole", "full", "full_whole"),),
         claims=(("lora_whole", "lora"), ("full_whole", "full")),
     ),
+    "retrieval": ProtocolPart(
+        native=8192,
+        target=16384,
+        lengths=(12288, 16384),
+        stages=(RETRIEVAL,),
+        claims=tuple((arm, "yarn") for arm in RETRIEVAL),
+        questions="RULER's single 2, multikey 1 and 2 and variable tracking, 20 questions of each at a length",
+    ),
 }
 FEWEST = 3  # seeds of a stage that claims something, and of a band
 OUTSIDE = 0.25  # nats: an arm that is further from the reference everywhere is named, not drawn
@@ -89,8 +100,8 @@ class MethodRun:
     seed: int
     losses: dict[str, SpanLosses]
     """By text, up to the target length."""
-    keys: dict[int, tuple[int, int]]
-    """``multikey``: length -> right answers, questions; empty where it was not asked."""
+    keys: dict[int, tuple[float, int]]
+    """``multikey``, or RULER's tasks: length -> right answers, questions; empty where neither was asked."""
     passkeys: dict[int, tuple[int, int]]
     trained: bool
     seconds: float
@@ -127,7 +138,7 @@ class MethodClaim:
         return f"{self.found.mean:+.{digits}f}", " to ".join(f"{end:+.{digits}f}" for end in self.found.interval)
 
 
-def share(counts: Iterable[tuple[int, int]]) -> float:
+def share(counts: Iterable[tuple[float, int]]) -> float:
     """Return 100 times right answers over questions."""
     right, asked = map(sum, zip(*counts, strict=True))
     return 100 * right / asked
@@ -149,12 +160,24 @@ def read(folder: Path) -> list[MethodRun]:
             file = path.parents[1] / "evaluation" / protocol / "passkey.json"
             rows = results.load(file).figures["passkeys"] if file.exists() else []
             asked[protocol] = {row["length"]: (row["correct"], row["trials"]) for row in rows}
+        keys = asked["multikey"] or ruler_scores(path.parents[1] / "evaluation")
         arm, _, seed = path.parents[1].name.rpartition("_seed_")
         trained = bool(figures["steps"])
         seconds = figures["tokens"] / figures["tokens_per_second"] if trained else 0.0
         memory = figures.get("peak_memory_bytes") or 0
-        runs.append(MethodRun(arm, int(seed), losses, asked["multikey"], asked["passkey"], trained, seconds, memory))
+        runs.append(MethodRun(arm, int(seed), losses, keys, asked["passkey"], trained, seconds, memory))
     return sorted(runs, key=lambda run: (run.trained, run.arm != "yarn"))
+
+
+def ruler_scores(folder: Path) -> dict[int, tuple[float, int]]:
+    """Return the sum of the scores and the questions of all of RULER's tasks at each length, from every result of it in
+    an evaluation's folder."""
+    found: dict[int, tuple[float, int]] = {}
+    for file in sorted(folder.glob("*/ruler.json")):
+        for cell in results.load(file).figures["cells"]:
+            right, questions = found.get(cell["length"], (0.0, 0))
+            found[cell["length"]] = right + cell["score"] * cell["samples"], questions + cell["samples"]
+    return found
 
 
 def arms_of(part: ProtocolPart, runs: Sequence[MethodRun]) -> dict[str, dict[int, MethodRun]]:
@@ -270,10 +293,10 @@ def page(part: ProtocolPart, name: str, arms: dict[str, dict[int, MethodRun]], c
     if part.lengths:
         at = [f"{length:,}" for length in lengths]
         header = ["arm", "runs", KEYS, *(f"{each}, %" for each in at), *(f"passkey {each}" for each in at)]
-        parts += ["One key among ten, 20 questions a length, in % of them, and plain passkeys, right of all:"]
+        parts += [f"{part.questions}, in % of them, and plain passkeys, right of all:"]
         if all(row[-len(at) :] == ["-"] * len(at) for row in answers):
             header, answers = header[: -len(at)], [row[: -len(at)] for row in answers]
-            parts[-1] = "One key among ten, 20 questions a length:"
+            parts[-1] = f"{part.questions}:"
         parts += [markdown_table(header, answers)]
     parts += [markdown_table(["arm", "minutes of training", "peak memory, GiB"], costs)] if costs else []
     if not claims:
@@ -324,7 +347,7 @@ def draw(part: ProtocolPart, arms: dict[str, dict[int, MethodRun]], path: Path) 
         axes.grid(alpha=0.3)
     left.set(xlabel="position", ylabel=f"loss less that of {part.reference} (nats)", title="Loss: lower is better")
     for axes in right:
-        axes.set(xlabel="tokens of the prompt", ylabel="right answers, %", title="One key of ten")
+        axes.set(xlabel="tokens of the prompt", ylabel="right answers, %", title="Right answers")
         axes.set_ylim(bottom=-2)
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", frameon=False, ncols=5, fontsize=8)
     storage.write_file(path, lambda temporary: figure.savefig(temporary, dpi=130, format="png"))
@@ -334,7 +357,7 @@ def draw(part: ProtocolPart, arms: dict[str, dict[int, MethodRun]], path: Path) 
 def main(argv: list[str] | None = None) -> int:
     typed = sys.argv[1:] if argv is None else argv
     parser = Parser(prog="python -m tools.experiments.advice", description=__doc__)
-    parser.add_argument("part", choices=PARTS, help="of the protocol: 8, 9, 10, 12 and 11")
+    parser.add_argument("part", choices=PARTS, help="of the protocol: 8, 9, 10, 12, 11 and 13")
     parser.add_argument("runs", help="the folder of the experiment's runs")
     parser.add_argument("--output", required=True, help="folder of the page")
     options = parser.parse_args(typed)

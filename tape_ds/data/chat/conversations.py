@@ -16,7 +16,7 @@ from tape_ds import storage
 from tape_ds.data import sources
 from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.scrolls import examples
-from tape_ds.data.sources import RowSource, Source, StandardLibrary
+from tape_ds.data.sources import GeneratedDocuments, RowSource, Source, StandardLibrary
 from tape_ds.errors import Problem, UserError
 
 COLUMN = "messages"  # unless the spec names another
@@ -64,8 +64,11 @@ def check(train: Sequence[str], evaluation: Sequence[str], skip_bad_rows: int | 
     """Check the specs and the first row of each, without the network."""
     lists = {"train_data": train, "eval_data": evaluation}
     problems, fitting = [], []
-    without = sources.KINDS.keys() - {*_COLUMNS, "stdlib"}
-    remedy = "give jsonl:FILE, parquet:FILE, hub:NAME (each with #COLUMN for another column than messages), or stdlib"
+    without = sources.KINDS.keys() - {*_COLUMNS, "stdlib", GeneratedDocuments.kind}
+    remedy = (
+        "give jsonl:FILE, parquet:FILE, hub:NAME (each with #COLUMN for another column than messages), stdlib, or "
+        "generated:retrieval"
+    )
     for field, specs in lists.items():
         foreign = [spec for spec in specs if spec.partition(":")[0] in without]
         problems += [Problem(field, spec, "it holds no conversations", remedy) for spec in foreign]
@@ -83,6 +86,8 @@ def check(train: Sequence[str], evaluation: Sequence[str], skip_bad_rows: int | 
             if isinstance(source, StandardLibrary):
                 if source.rest:
                     problems.append(source.problem("conversations are made of all files, not of one", "write stdlib"))
+            elif isinstance(source, GeneratedDocuments):
+                continue
             elif source.kind != "hub" and not getattr(source, "remote", False):
                 try:
                     if next(read(source, "train"), None) is None:

@@ -19,7 +19,7 @@ import torch
 
 from tape_ds.data import cache, sources
 from tape_ds.data.bad_rows import BadRows, SourceBadRows
-from tape_ds.data.chat import conversations, template
+from tape_ds.data.chat import conversations, generated, template
 from tape_ds.data.chat.conversations import COLUMN, TooLong
 from tape_ds.data.chat.template import UnfitTemplateError
 from tape_ds.data.order import AnswerSequences, item
@@ -103,17 +103,20 @@ def rendered(
         source_bad_rows = source.bad_rows = SourceBadRows(bad_rows or BadRows(), source.field, source.spec)
         data = conversations.fingerprint(source, split)
         key = cache.key("chat", format=FORMAT, data=data, split=split, tokenizer=identity, template=text, **dated)
-        rows = partial(_rendered_rows, source, split, tokenizer, day)
+        rows = partial(_rendered_rows, source, split, tokenizer, day, Path(cache_dir))
         none = source.problem("it has no rows", "give data with a conversation a row")
         parts.append(cache.rows(cache_dir, key, features, rows, source_bad_rows, none=none))
     return concatenate_datasets(parts)
 
 
 def _rendered_rows(
-    source: sources.Source, split: str, tokenizer: "PreTrainedTokenizerBase", day: date
+    source: sources.Source, split: str, tokenizer: "PreTrainedTokenizerBase", day: date, cache_dir: Path
 ) -> Iterator[dict[str, Any]]:
     read = template.names(tokenizer)[0] - {COLUMN}
-    for row in conversations.read(source, split):
+    found = conversations.read
+    if isinstance(source, sources.GeneratedDocuments):
+        found = partial(generated.read, tokenizer=tokenizer, day=day, cache_dir=cache_dir)
+    for row in found(source, split):
         if changing := sorted(row.others.keys() & read):
             wrong = f"{row.name}: the chat template reads {', '.join(changing)}, which are not passed on"
             source.leave_out(wrong, "remove the column, or rename it if it means something else")

@@ -26,6 +26,7 @@ from transformers.utils.chat_template_utils import _compile_jinja_template, _ren
 
 from tape_ds import paths
 from tape_ds.data.chat.conversations import ASSISTANT, Conversation, without_template
+from tape_ds.data.offsets import LocatedTokens
 from tape_ds.errors import Problem, UserError
 from tape_ds.models.loading.library_errors import as_message
 
@@ -150,13 +151,11 @@ def encoded(
             remedy = f"give a template that renders the role {role} (--chat_template FILE), or take those turns out"
             raise UnfitTemplateError(f"turn {turn + 1}: the chat template leaves the role {role} out", remedy)
 
-    # verbose=False: no warning about the native length, which a conversation may exceed
-    encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    starts, ends = np.array(encoding["offset_mapping"], np.int64).reshape(-1, 2).T
-    targets = np.zeros(len(starts), bool)
-    for start, end in spans:  # every token with a character of an answer: one character may be several tokens
-        targets[np.searchsorted(ends, start, "right") : np.searchsorted(starts, end)] = True
-    return np.asarray(encoding["input_ids"], np.int32), targets
+    tokens = LocatedTokens(text, tokenizer)
+    targets = np.zeros(len(tokens.ids), bool)
+    for start, end in spans:
+        targets[tokens.of(start, end)] = True
+    return tokens.ids.astype(np.int32), targets
 
 
 def _by_marks(conversation: Conversation, render: Renderer) -> tuple[str, Spans]:

@@ -17,6 +17,7 @@ from tape_ds.data.sources import files, weights
 from tape_ds.data.sources.arrow import ArrowFolder
 from tape_ds.data.sources.base import SPLITS, Document, RowSource, Shard, Source, TokenShard, TokenSource
 from tape_ds.data.sources.files import JsonLines, PackageText, ParquetFiles, TextFiles
+from tape_ds.data.sources.generated import GeneratedDocuments
 from tape_ds.data.sources.hub import HubDataset
 from tape_ds.data.sources.standard_library import HELD_OUT, StandardLibrary
 from tape_ds.data.sources.token_file import TokenFile
@@ -29,6 +30,7 @@ __all__ = [
     "SPLITS",
     "ArrowFolder",
     "Document",
+    "GeneratedDocuments",
     "RowSource",
     "Shard",
     "Source",
@@ -46,7 +48,7 @@ KINDS: dict[str, type[Source]] = {
     source.kind: source
     for source in (
         *(StandardLibrary, TextFiles, PackageText, JsonLines, ParquetFiles, HubDataset),
-        *(ArrowFolder, TokenFile, TokenCorpus),
+        *(ArrowFolder, TokenFile, TokenCorpus, GeneratedDocuments),
     )
 }
 

@@ -1,6 +1,6 @@
 """The pretrained model that a run starts from, opened once: the only place where its name becomes a folder."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig
 from tape_ds.encodings import trained_rope
 from tape_ds.errors import raise_if_any
 from tape_ds.models.flops import DecoderShape, decoder_shape
-from tape_ds.models.loading import extendable, model_folder
+from tape_ds.models.loading import extendable, hub, model_folder
 from tape_ds.models.loading.config_file import SMOLLM2
 
 
@@ -18,7 +18,7 @@ class BaseModel:
     name: str
     """A hub id, ``smollm2`` or an absolute path."""
     folder: str
-    """Empty where a run is only planned."""
+    """Empty where a run is only planned. A hub id's has no weights before :meth:`fetched`."""
     config: PreTrainedConfig
 
     def __post_init__(self) -> None:
@@ -42,12 +42,21 @@ class BaseModel:
         """Whether transformers' own class is trained, which has fewer features than this project's."""
         return extendable.by_own_class(self.config)
 
+    def fetched(self) -> "BaseModel":
+        """Return it with its weights on this machine: a hub id's are downloaded, of the commit that was read."""
+        repository, _ = hub.split(self.name)
+        commit = hub.commit_of(self.folder)
+        is_remote = commit is not None and hub.is_id(self.name) and not Path(self.name).exists()
+        if not is_remote:
+            return self
+        return replace(self, folder=model_folder.resolve(f"{repository}@{commit}"))
+
 
 def open_base(name: str) -> BaseModel:
-    """Download a hub id, unpack a ``.gguf`` file, and read the configuration; UserError for a model of a family that
-    cannot be extended."""
+    """Read the configuration of a base from small files: no weights of a hub id are downloaded, a ``.gguf`` file is
+    unpacked. UserError for a model of a family that cannot be extended."""
     path = Path(name).expanduser()
     if name != SMOLLM2 and path.exists():
         name = str(path.absolute())  # trained.json names it, and is read from any folder
-    folder = model_folder.resolve(name)
+    folder = model_folder.resolve(name, with_weights=False)
     return BaseModel(name, folder, extendable.read(folder))

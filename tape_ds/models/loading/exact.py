@@ -156,7 +156,11 @@ def require_finite(model: "PreTrainedModel", field: str, name: str) -> None:
 
 
 def is_finite(weight: "Tensor") -> bool:
-    return bool(weight.isfinite().all())
+    """Whether no number is NaN or infinite. One pass over the memory: ``isfinite`` makes three, and copies."""
+    if not weight.is_floating_point() or not weight.numel():
+        return True
+    least, most = weight.aminmax()
+    return bool(least.isfinite() and most.isfinite())
 
 
 def not_finite_weights(names: Sequence[str], field: str, name: str) -> list[Problem]:

@@ -227,14 +227,28 @@ def headers_of(file: Path) -> dict[str, Header]:
     return dict(_headers_of(file))
 
 
+def beginnings_of(file: Path) -> Mapping[str, int]:
+    """Return the place in a whole safetensors file at which the bytes of each tensor begin; they have no gaps."""
+    return _header_of(file).beginnings
+
+
 def _headers_of(file: Path) -> Mapping[str, Header]:
     """Return every tensor of a safetensors file that is whole. Raises SafetensorError and OSError."""
+    return _header_of(file).tensors
+
+
+class _FileHeader(NamedTuple):
+    tensors: Mapping[str, Header]
+    beginnings: Mapping[str, int]
+
+
+def _header_of(file: Path) -> _FileHeader:
     now = file.stat()
-    return _read_headers(file, (now.st_ino, now.st_size, now.st_mtime_ns))
+    return _read_header(file, (now.st_ino, now.st_size, now.st_mtime_ns))
 
 
 @functools.lru_cache(maxsize=256)
-def _read_headers(file: Path, version: tuple[int, ...]) -> Mapping[str, Header]:
+def _read_header(file: Path, version: tuple[int, ...]) -> _FileHeader:
     """Read a file's header, once for each ``version`` of it: a folder is checked, asked for its sizes and its dtype,
     and then it is loaded."""
     with safe_open(file, framework="np"):  # compares the header with the file
@@ -243,7 +257,10 @@ def _read_headers(file: Path, version: tuple[int, ...]) -> Mapping[str, Header]:
         (length,) = struct.unpack("<Q", opened.read(8))
         entries = json.loads(opened.read(length))
     entries.pop("__metadata__", None)
-    return {name: Header(tuple(entry["shape"]), entry["dtype"]) for name, entry in entries.items()}
+    tensors = {name: Header(tuple(entry["shape"]), entry["dtype"]) for name, entry in entries.items()}
+    first = 8 + length
+    beginnings = {name: first + entry["data_offsets"][0] for name, entry in entries.items()}
+    return _FileHeader(tensors, beginnings)
 
 
 def stored_dtype(folder: str | Path) -> str | None:

@@ -4,7 +4,6 @@ A kind (:mod:`.extension`, :mod:`.finetuning`, :mod:`.generated`, :mod:`.pretrai
 model's configuration, its sequences, its model and its scoring.
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -58,9 +57,13 @@ def assemble(recipe: Recipe) -> Run:
     base = open_base(recipe.model.model) if isinstance(recipe, ExtensionRecipe | FinetuningRecipe) else None
     kind = KINDS[type(recipe)]
     run = kind.resolve(recipe, base)
-    if base is not None:
-        extendable.check_weights(base.folder, run.config)
     run = replace(run, recipe=settle_here(run.recipe, run.config))
+    # what can be refused by small files was: 140 GB of a large base are fetched for a run that can start
+    raise_if_any(earlier_run.check_folder(run.recipe))
+    if base is not None:
+        base = base.fetched()
+        run = replace(run, base=base)
+        extendable.check_weights(base.folder, run.config)
     run = _start(run)
     if run.resumed is not None:
         _require_same_run(run, run.resumed)
@@ -130,10 +133,7 @@ def _require_own_folder(run: Run) -> None:
 
 def lock(output: Path, rank_sync: RankSync) -> None:
     """Be the only job in the run's folder, and remove what a killed job left half done there."""
-    others = rank_sync.rank == 0 and any(
-        holder.pid != os.getpid() or not holder.is_here for holder in run_lock.living(output)
-    )
-    raise_if_any(rank_sync.first(run_lock.refuse(output) if others else []))
+    raise_if_any(rank_sync.first(run_lock.refuse(output, others_only=True) if rank_sync.rank == 0 else []))
     problems: list[Problem] = []
     try:
         run_lock.RunLock(output, rank_sync.rank).acquire()

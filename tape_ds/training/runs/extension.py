@@ -17,8 +17,9 @@ from tape_ds.data.mix import MixedSequences, mix
 from tape_ds.data.order import TrainingSequences
 from tape_ds.data.pack import pack
 from tape_ds.data.pose import PoseSequences
+from tape_ds.data.retrieval.sequences import RetrievalForm, RetrievalSequences, writer_of
 from tape_ds.data.selection import select, token_counts, upsampled
-from tape_ds.data.sources import weights
+from tape_ds.data.sources import generated, weights
 from tape_ds.data.tokenized import scored_rows
 from tape_ds.encodings import scaling, trained_rope
 from tape_ds.errors import Problem, UserError, raise_if_any
@@ -220,23 +221,28 @@ def untrained_name(rope_parameters: dict[str, Any]) -> str:
 
 def training_sequences(
     recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBase, bad_rows: BadRows
-) -> TrainingSequences | MixedSequences:
+) -> TrainingSequences | RetrievalSequences | MixedSequences:
     data, cache = recipe.data, paths.data_cache(recipe.data.data_cache)
     if data.append_eos and tokenizer.eos_token_id is None:
         wrong = "the model's tokenizer has no EOS token"
         raise UserError(Problem("append_eos", True, wrong, "remove it; borders are kept in document_ids anyway"))
     end = int(tokenizer.eos_token_id) if data.append_eos else None
 
-    def sequences_of(specs: list[str], seed: int) -> TrainingSequences:
+    def sequences_of(specs: list[str], seed: int) -> TrainingSequences | RetrievalSequences:
+        pose = PoseSequences(data.window, recipe.model.target_length, data.pose) if data.pose.chunks > 1 else None
+        if (source := generated.only_one(specs)) is not None:
+            form = RetrievalForm(data.window, pose, data.packing == "single", data.attend_across)
+            writer = writer_of(source, tokenizer, cache, bad_rows, end)
+            return RetrievalSequences(source, writer, form, samples=samples, seed=seed)
         found = select(specs, tokenizer, "train", cache, data.min_document_tokens, data.max_documents, bad_rows)
         origin = f"{found}" + f", none below {data.min_document_tokens:,}" * (data.min_document_tokens > 1)
         documents = upsampled(found.documents, data.upsample)
         if data.upsample:
             origin += f"; long ones again: {len(documents):,} documents, {int(token_counts(documents).sum()):,} tokens"
-        if data.pose.chunks > 1:
-            sequences, pose = documents, PoseSequences(data.window, recipe.model.target_length, data.pose)
+        if pose is not None:
+            sequences = documents
         else:
-            sequences, pose = pack(documents, data.window, cache, data.packing, end, specs=specs), None
+            sequences = pack(documents, data.window, cache, data.packing, end, specs=specs)
             origin += f"; {int(token_counts(sequences).sum()):,} in {len(sequences):,} sequences"
         return TrainingSequences(
             sequences,

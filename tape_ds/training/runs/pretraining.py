@@ -14,8 +14,9 @@ from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.mix import MixedSequences, mix
 from tape_ds.data.order import TrainingSequences
 from tape_ds.data.pack import pack
+from tape_ds.data.retrieval.sequences import RetrievalForm, RetrievalSequences, writer_of
 from tape_ds.data.selection import select
-from tape_ds.data.sources import weights
+from tape_ds.data.sources import generated, weights
 from tape_ds.data.stream import StreamedSequences
 from tape_ds.data.tokenized import scored_rows
 from tape_ds.errors import Problem, UserError, raise_if_any
@@ -41,7 +42,8 @@ class Pretraining(Run):
         if data.tokenizer is None:  # one trained on its data, and cached
             assert size is not None, "checked with the recipe"
             cache = paths.data_cache(data.data_cache)
-            tokenizer = tokenizers.cached(weights.specs_of(data.train_data), size, cache, data.skip.bad_rows)
+            specs = generated.written_text(weights.specs_of(data.train_data))
+            tokenizer = tokenizers.cached(specs, size, cache, data.skip.bad_rows)
         else:
             tokenizer = tokenizers.load_tokenizer(data.tokenizer)
             if size is not None and size != len(tokenizer):
@@ -62,6 +64,8 @@ class Pretraining(Run):
         data, config = self.recipe.data, self.config
         if isinstance(self.sequences, MixedSequences):
             read = self.sequences.origin
+        elif isinstance(self.sequences, RetrievalSequences):
+            read = f"{weights.described(data.train_data)}: {self.sequences.origin}"
         elif isinstance(self.sequences, StreamedSequences):
             read = f"{', '.join(self.sequences.specs)}: streamed by {self.sequences.stream.workers} workers"
         else:
@@ -101,11 +105,14 @@ class Pretraining(Run):
 
 def training_sequences(
     recipe: PretrainingRecipe, tokenizer: PreTrainedTokenizerBase, bad_rows: BadRows
-) -> TrainingSequences | StreamedSequences | MixedSequences:
+) -> TrainingSequences | StreamedSequences | RetrievalSequences | MixedSequences:
     data, cache = recipe.data, paths.data_cache(recipe.data.data_cache)
     samples = sample_count(recipe, sequences=0)
 
-    def sequences_of(specs: list[str], seed: int) -> TrainingSequences | StreamedSequences:
+    def sequences_of(specs: list[str], seed: int) -> TrainingSequences | StreamedSequences | RetrievalSequences:
+        if (source := generated.only_one(specs)) is not None:
+            writer = writer_of(source, tokenizer, cache, bad_rows)
+            return RetrievalSequences(source, writer, RetrievalForm(data.window), samples=samples, seed=seed)
         if data.streaming:
             return StreamedSequences(
                 specs,

@@ -27,6 +27,11 @@ HARNESS = {
     "groups": {"mmlu_other": {"metric": "acc", "value": 0.5, "tasks": ["mmlu_a"]}},
 }
 
+RULER = {
+    "cells": [{"task": "vt", "length": length, "score": score} for length, score in ((12288, 0.5), (16384, 0.25))],
+    "lengths": [{"length": 12288, "mean": 0.5}, {"length": 16384, "mean": 0.25}],
+}
+
 
 @pytest.mark.parametrize(
     ("take", "stored", "expected"),
@@ -50,6 +55,17 @@ HARNESS = {
                 Quantity("arc_easy", "accuracy"): 75.0,
                 Quantity("mmlu_other", "accuracy"): 50.0,
                 Quantity("qasper", "f1"): 12.5,
+            },
+        ),
+        (
+            readings.ruler,
+            result(RULER),
+            {
+                Quantity("vt", "accuracy", 12288): 50.0,
+                Quantity("vt", "accuracy", 16384): 25.0,
+                Quantity("ruler", "accuracy", 12288): 50.0,
+                Quantity("ruler", "accuracy", 16384): 25.0,
+                Quantity("ruler", "accuracy 12k to 16k"): 37.5,
             },
         ),
         (

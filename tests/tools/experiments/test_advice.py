@@ -109,3 +109,31 @@ def test_an_unfinished_run_does_not_count_and_equal_runs_do_not_differ(runs):
     results.save(replace(half, finished=None), runs / "lora_seed_2" / "results" / "run.json")
     assert {run.seed for run in advice.read(runs) if run.arm == "lora"} == {0, 1}
     assert [statistics.t_test(statistics.sample([value] * 3)) for value in (0.0, 0.5)] == [1.0, 0.0]
+
+
+def test_rulers_tasks_are_counted_together(runs):
+    """Of every result in a run's evaluation; the protocol's keys, where they were asked, come first."""
+    some = ("text", "many_16k")
+    for arm in (*some, "yarn"):
+        for seed in (0, 1, 2)[: 1 if arm == "yarn" else 3]:
+            store(runs, arm, seed, 1.5, 20, steps=int(arm != "yarn"))
+            folder = runs / f"{arm}_seed_{seed}" / "evaluation"
+            (folder / "multikey" / "passkey.json").unlink()
+            gain = 0.0 if arm == "yarn" else 0.3 + 0.01 * seed
+            for name, lengths in {"ruler_past": (12288, 16384), "ruler_within": (4096,)}.items():
+                cells = [
+                    {"task": task, "length": length, "samples": 20, "score": 0.1 + gain * (task == "vt")}
+                    for task in ("vt", "niah_single_2")
+                    for length in lengths
+                ]
+                results.save(results.collect(command=["x"]).finish({"cells": cells}), folder / name / "ruler.json")
+    part = advice.PARTS["retrieval"]
+    assert set(some) < set(part.stages[0]) and len(part.claims) == 7
+    part = replace(part, stages=(some,), claims=tuple((arm, "yarn") for arm in some))
+    read = advice.read(runs)
+    arms = advice.arms_of(part, read)
+    right, asked = arms["many_16k"][2].keys[16384]
+    assert right == pytest.approx(20 * 0.1 + 20 * 0.42) and asked == 40
+    claims = {(claim.figure, claim.arm): claim for claim in advice.claims_of(part, arms)}
+    assert len(claims) == 4 and claims[advice.KEYS, "many_16k"].found.mean == pytest.approx(15.5)
+    assert "RULER's single 2" in advice.page(part, "retrieval", arms, [*claims.values()])

@@ -1,5 +1,7 @@
 """What an extension run assembles, where it can be told without an engine."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tape_ds import TapeForCausalLM
 from tape_ds.errors import UserError
-from tape_ds.models.loading import weight_files
+from tape_ds.models.loading import hub, weight_files
 from tape_ds.training import report
 from tape_ds.training.run import build_trainer
 from tape_ds.training.runs.assembly import assemble
@@ -165,6 +167,36 @@ def test_rulers_questions_are_asked_of_every_variant(model):
         assert row["low"] <= row["score"] <= row["high"]
     asking.write(asking.file, found)
     assert asking.read(asking.file) == found
+
+
+MISTAKES = {
+    "a family without positions": ({"model_type": "bert"}, {}, "model"),
+    "a target that the base has not": ({}, {"lora_targets": ["query"]}, "lora_targets"),
+    "a folder with another run's files": ({}, {}, "output_dir"),
+    "a tokenizer with more entries than rows": ({"vocab_size": 3}, {}, "model"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_no_weights_are_fetched_for_a_run_that_cannot_start(model, tmp_path, monkeypatch, mistake):
+    """A base of the hub was downloaded whole, 140 GB of it, and the message came then."""
+    config, fields, named = MISTAKES[mistake]
+    small = tmp_path / "small"
+    shutil.copytree(model, small, ignore=shutil.ignore_patterns("*.safetensors"))
+    content = json.loads((small / "config.json").read_text())
+    (small / "config.json").write_text(json.dumps({**content, **config}))
+    hub_cache.put(monkeypatch, tmp_path / "hub", "org/tiny", {"a" * 40: small}, {"main": "a" * 40})
+    output = tmp_path / "run"
+    if named == "output_dir":
+        (output / "trained").mkdir(parents=True)
+        (output / "trained" / "mine.txt").write_text("mine")
+
+    def download(name, *, with_weights=True):
+        assert not with_weights, "weights were asked for"
+        return small
+
+    monkeypatch.setattr(hub, "download", download)
+    assert list(refusals(recipe(model, model="org/tiny", output_dir=output, method="lora", **fields))) == [named]
 
 
 def test_long_documents_are_read_again_and_said_so(model):

@@ -193,3 +193,19 @@ def test_resumed_equals_uninterrupted_to_the_last_digit(texts, tmp_path, encodin
     assert len(theirs) == 6 and mine[-3:] == theirs[-3:]
     for (name, a), b in zip(rest.model.named_parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(a, b), name
+
+
+def test_a_run_on_generated_documents(texts, tmp_path):
+    """Mixed with text, whose tokenizer both have: what a run stores, and what it would be resumed by."""
+    spec = f"generated:retrieval#families=lookup&questions=1&rivals=1&text=text:{texts}/train/0.txt"
+    entries = [{"source": spec, "weight": 1}, {"source": f"text:{texts}/train/*.txt", "weight": 1}]
+    changes = {"output_dir": tmp_path, "window": 256, "eval_data": "", "max_steps": 4, "logging_steps": 1}
+    run = assemble(recipe(texts, train_data=json.dumps(entries), **changes))
+    assert "1 rivals a document" in run.outline()["data"]
+    targets = [int((run.sequences[index]["labels"] != -100).sum()) for index in range(16)]
+    assert {count < 60 for count in targets} == {True, False}, "answers, and whole rows of text"
+    _, result = complete(run)
+    assert list(result["figures"]["tokens_by_source"]) == [entry["source"] for entry in entries]
+    assert result["data"][spec] == run.identity[f"data.{spec}"]
+    alone = assemble(recipe(texts, train_data=json.dumps([spec]), **changes | {"output_dir": tmp_path / "alone"}))
+    assert alone.outline()["data"].startswith(f"{spec}: drawn for each sequence: 1 documents")

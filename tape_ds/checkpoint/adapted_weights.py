@@ -1,0 +1,139 @@
+"""The weights of a base with an adapter of peft merged into it, tensor by tensor.
+
+peft wraps a model without its weights (:mod:`tape_ds.models.hollow`), and :mod:`.merged_layers` merges a layer when it
+is read.
+"""
+
+from collections.abc import Callable
+
+from peft import PeftConfig, PeftModel
+from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
+from peft.utils.other import AuxiliaryTrainingWrapper, ModulesToSaveWrapper, TrainableTokensWrapper
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from tape_ds.checkpoint.logits_by_block import logits_by_block
+from tape_ds.checkpoint.merged_layers import Adapter, MergedLayer, merged_layer
+from tape_ds.checkpoint.whole_merge import probe
+from tape_ds.models import hollow
+from tape_ds.models.file_tensors import FileTensor
+from tape_ds.models.loading.tensor_rows import LoadedRows, TensorRows
+from tape_ds.models.model_weights import ModelWeights, NotByTensorError, ReplacedWeights
+
+_STARTS_FROM_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga", "mica", "orthogonal", "eva")
+"""Beginnings of LoRA's ways to start that read the base's weights, or change them, when the adapter is put on."""
+
+
+Attach = Callable[[PreTrainedModel, Callable[[str], Tensor]], PeftModel]
+"""(model without its weights, what returns one of them by its name) -> that model with an adapter."""
+
+
+def check_kind(config: PeftConfig) -> None:
+    """Raise NotByTensorError for an adapter that is only put onto a model with its weights."""
+    start = getattr(config, "init_lora_weights", None)
+    if isinstance(start, str) and start.lower().startswith(_STARTS_FROM_THE_BASE):
+        raise NotByTensorError(f"its adapter starts from the base's weights (init_lora_weights: {start})")
+
+
+class AdaptedWeights(ModelWeights):
+    def __init__(self, base: ModelWeights, attach: Attach, field: str, name: str, check_logits: bool = False):
+        """Put an adapter on.
+
+        Args:
+            base: used up.
+            attach: wraps the base's model, and gives the adapter its weights; those of the base that the adapter has
+                it copies into the model, after it gave them memory.
+            field, name: of the adapter, for messages.
+            check_logits: whether those of the merged model and of the adapter's are compared, and shown.
+
+        Raises:
+            NotByTensorError: an adapter of a kind that is only merged as a whole.
+            UserError: by ``attach``; logits differ.
+        """
+        model = base.model
+        origins = {parameter: each for each, parameter in model.named_parameters()}
+        parameters = {each for each, _ in model.named_parameters(remove_duplicate=False)}
+        buffers = model.state_dict().keys() - parameters
+        wrapped = attach(model, base.rows).eval()
+        replaced = {each: parameter.detach() for parameter, each in origins.items() if not hollow.is_hollow(parameter)}
+        replaced = {each: tensor for each, tensor in replaced.items() if tensor.numel() > 1}
+        self._base = ReplacedWeights(base, LoadedRows(replaced))
+        kinds = sorted({str(getattr(each.peft_type, "value", each.peft_type)) for each in wrapped.peft_config.values()})
+        adapter = Adapter(field, name, ", ".join(kinds))
+        if type(wrapped.base_model)._unload_and_optionally_merge is not BaseTuner._unload_and_optionally_merge:
+            raise NotByTensorError(f"peft merges an adapter of its kind ({adapter.kinds}) in a way of its own")
+        if buffers and getattr(wrapped.active_peft_config, "layer_replication", None):
+            raise NotByTensorError("its adapter repeats layers, and these have buffers")
+
+        ids = probe(wrapped) if check_logits else None
+        expected = None if ids is None else logits_by_block(wrapped, origins, self._base.rows, ids)
+        layers = _adapted(wrapped.get_base_model())
+        self.model = wrapped.unload()
+        self._layers: dict[str, MergedLayer] = {}
+        for path, layer in layers.items():
+            merged = merged_layer(path, layer, origins, adapter)
+            self._layers |= {f"{path}.{each}": merged for each in merged.names}
+        self._read: MergedLayer | None = None
+        self._origins: dict[str, str] = {}
+        self._own: dict[str, Tensor] = {}
+        """Parameters that the adapter has whole."""
+        for each in self.model.state_dict().keys() - self._layers.keys():
+            held = self.model.get_parameter_or_buffer(each)
+            if each in buffers:
+                self._origins[each] = each
+            elif held in origins:
+                self._origins[each] = origins[held]
+            else:
+                self._own[each] = held.detach()
+        self._untie()
+        if ids is not None and expected is not None:
+            self._check_logits(adapter, expected, ids)
+
+    def _check_logits(self, adapter: Adapter, expected: Tensor, ids: Tensor) -> None:
+        hollow_ones = [(name, parameter) for name, parameter in self.model.named_parameters() if name not in self._own]
+        found = logits_by_block(self.model, {parameter: name for name, parameter in hollow_ones}, self.rows, ids)
+        adapter.check("logits", expected, found)
+        difference = (found - expected).abs().max().item()
+        largest = expected.abs().max().item()
+        print(f"logits: merged, they differ from the adapter's by {difference:.2g} of {largest:.3g}", flush=True)
+
+    def _untie(self) -> None:
+        """Note in the configuration, as peft does after a merge, that head and embeddings are not the same any more."""
+        head = self.model.get_output_embeddings()
+        embeddings = self.model.get_input_embeddings()
+        if not getattr(self.model.config, "tie_word_embeddings", False) or head is None or embeddings is None:
+            return
+        if head.weight is not embeddings.weight:
+            self.model.config.tie_word_embeddings = False
+
+    def unchanged(self, tensor: FileTensor) -> TensorRows | None:
+        if all(self._origins.get(parameter) == parameter for parameter in tensor.parameters):
+            return self._base.unchanged(tensor)
+        return None
+
+    def rows(self, name: str, first: int = 0, last: int | None = None) -> Tensor:
+        if name in self._origins:
+            return self._base.rows(self._origins[name], first, last)
+        if name in self._own:
+            return LoadedRows(self._own).rows(name, first, last)
+        layer = self._layers[name]
+        if self._read is not None and self._read is not layer:
+            self._read.forget()
+        self._read = layer
+        return layer.rows(self._base, name.removeprefix(f"{layer.path}."), first, last)
+
+
+def _adapted(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the layers of peft that a merge replaces by what they wrap, by path, without those inside of them."""
+    found: dict[str, nn.Module] = {}
+    for path, module in model.named_modules():
+        if any(path.startswith(f"{outer}.") for outer in found):
+            continue
+        if isinstance(module, ModulesToSaveWrapper):
+            if any(isinstance(each, BaseTunerLayer) for each in module.modules()):
+                raise NotByTensorError(f"{path} is both trained whole and adapted")
+        elif isinstance(module, BaseTunerLayer | TrainableTokensWrapper):
+            found[path] = module
+        elif isinstance(module, AuxiliaryTrainingWrapper):
+            raise NotByTensorError(f"its adapter has a layer of another kind ({path}: {type(module).__name__})")
+    return found

@@ -1,0 +1,83 @@
+"""The logits of a model without its weights: each block has them while it computes, in fp32."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tape_ds.models import hollow
+
+
+@torch.no_grad()
+def logits_by_block(
+    model: Any, names: Mapping[nn.Parameter, str], read: Callable[[str], Tensor], ids_BT: Tensor
+) -> Tensor:
+    """Return logits [B, T, V].
+
+    Args:
+        model: see :mod:`tape_ds.models.hollow`; those of its parameters that have memory stay as they are.
+        names: of the others, for ``read``.
+        read: returns a weight.
+        ids_BT: tokens.
+    """
+    blocks = _blocks(model)
+    inside = {parameter for block in blocks for parameter in block.parameters()}
+    with ExitStack() as stack:
+        for block in blocks:
+            stack.enter_context(_filled_when_called(block, names, read))
+        outside = [places for places in hollow.owners(model).values() if getattr(*places[0]) not in inside]
+        stack.enter_context(_filled(outside, names, read))
+        logits: Tensor = model(input_ids=ids_BT).logits.float()
+    return logits
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    """Return the entries of a model's outermost lists of modules, which are its blocks."""
+    lists: list[str] = []
+    found: list[nn.Module] = []
+    for path, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and not any(path.startswith(f"{outer}.") for outer in lists):
+            lists.append(path)
+            found += module
+    return found
+
+
+@contextmanager
+def _filled_when_called(
+    block: nn.Module, names: Mapping[nn.Parameter, str], read: Callable[[str], Tensor]
+) -> Iterator[None]:
+    stack = ExitStack()
+
+    def fill(*_: Any) -> None:
+        stack.enter_context(_filled(list(hollow.owners(block).values()), names, read))
+
+    def empty(*_: Any) -> None:
+        stack.close()
+
+    handles = [block.register_forward_pre_hook(fill), block.register_forward_hook(empty)]
+    try:
+        yield
+    finally:
+        stack.close()
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _filled(
+    owners: list[list[tuple[nn.Module, str]]], names: Mapping[nn.Parameter, str], read: Callable[[str], Tensor]
+) -> Iterator[None]:
+    emptied: list[tuple[nn.Module, str, nn.Parameter]] = []
+    try:
+        for places in owners:
+            held = getattr(*places[0])
+            if held not in names:
+                continue
+            emptied += [(module, name, held) for module, name in places]
+            hollow.put(places, read(names[held]).float())
+        yield
+    finally:
+        for module, name, held in emptied:
+            module.register_parameter(name, held)

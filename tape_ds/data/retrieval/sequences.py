@@ -1,0 +1,184 @@
+"""Training sequences of generated documents, drawn on demand: sequence ``i`` is a pure function of (seed, i)."""
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tape_ds.data.bad_rows import BadRows
+from tape_ds.data.order import RETRIEVAL_DRAWS, RunSamples, generator, item
+from tape_ds.data.pose import PoseSequences
+from tape_ds.data.retrieval.documents import DocumentWriter, NoRoomError, RetrievalDocument
+from tape_ds.data.retrieval.haystack import Haystack
+from tape_ds.data.selection import select
+from tape_ds.data.sources.generated import GeneratedDocuments
+from tape_ds.errors import UserError
+
+_MEASURED = 16
+"""Sequences that a run describes, and over which the mean length is taken."""
+_TRIED = 12
+"""Documents of each family that the least length is measured on."""
+
+
+@dataclass(frozen=True)
+class RetrievalForm:
+    """How documents become the sequences of a run.
+
+    Args:
+        window: tokens of a sequence, at most.
+        pose: one document a sequence, whose positions skip between what is asked for and the questions.
+        single: one document a sequence also without ``pose``.
+        attend_across: treat a sequence as one document.
+    """
+
+    window: int
+    pose: PoseSequences | None = None
+    single: bool = False
+    attend_across: bool = False
+
+
+def writer_of(
+    source: GeneratedDocuments,
+    tokenizer: Any,
+    cache_dir: str | Path,
+    bad_rows: BadRows | None = None,
+    end: int | None = None,
+    split: str = "train",
+) -> DocumentWriter:
+    """Return the writer of a source's documents, whose text is tokenised into ``cache_dir`` once.
+
+    ``end`` is a token after each document. Raises :class:`UserError`.
+    """
+    options = source.options
+    if not tokenizer.is_fast:
+        wrong = "the tokenizer does not locate its tokens in a text, and answers are located"
+        raise UserError(source.problem(wrong, "give a model with tokenizer.json, or other data"))
+    haystack = None
+    if options.text is not None:
+        haystack = Haystack(select([options.text], tokenizer, split, cache_dir, bad_rows=bad_rows).documents, tokenizer)
+        if not haystack.is_readable():
+            wrong = "of its text the tokenizer gives back less than half: it has no tokens for the rest"
+            raise UserError(source.problem(wrong, "write text=SPEC with data that the tokenizer was made for"))
+    return DocumentWriter(options, tokenizer, haystack, end)
+
+
+class RetrievalSequences(RunSamples):
+    """A run's samples; items as of :class:`tape_ds.data.order.TrainingSequences`, but for the targets.
+
+    A sequence has as many whole documents as fit it, none is cut; where the last one ends before the window, it is
+    shorter. Targets are the answers, or with ``targets=all`` every token but a document's first.
+    """
+
+    def __init__(
+        self, source: GeneratedDocuments, writer: DocumentWriter, form: RetrievalForm, *, samples: int, seed: int
+    ):
+        """Raises :class:`UserError`: a document has no room for the least that is asked of it."""
+        self.source = source
+        self.writer = writer
+        self.form = form
+        self.samples = samples
+        self.seed = seed
+        self.least = require_room(source, writer, form.window)
+
+    def documents(self, index: int) -> list[RetrievalDocument]:
+        """Return the documents of sequence ``index``."""
+        return self._documents(generator(self.seed, RETRIEVAL_DRAWS, index))
+
+    def draw(self, index: int) -> dict[str, torch.Tensor]:
+        rng = generator(self.seed, RETRIEVAL_DRAWS, index)
+        documents = self._documents(rng)
+        ids = np.concatenate([document.ids for document in documents])
+        owners = np.repeat(np.arange(len(documents)), [len(document.ids) for document in documents])
+        if self.form.attend_across:
+            owners = np.zeros_like(owners)
+        if self.source.options.targets == "answers":
+            targets = np.flatnonzero(np.concatenate([document.is_answer for document in documents]))
+        else:
+            targets = np.flatnonzero(np.diff(owners) == 0) + 1
+        positions = None
+        if self.form.pose is not None:
+            lengths = chunk_lengths(documents[0], self.form.pose.pose.chunks, rng)
+            positions = self.form.pose.positions(lengths, rng)
+        return item(ids, targets, positions, owners)
+
+    def _documents(self, rng: np.random.Generator) -> list[RetrievalDocument]:
+        form = self.form
+        tokens = self.source.options.tokens
+        least, most = tokens or (form.window, form.window)
+        documents: list[RetrievalDocument] = []
+        room = form.window
+        while room >= self.least:
+            length = min(room, int(rng.integers(least, most, endpoint=True)))
+            try:
+                documents.append(self.writer.write(rng, length))
+            except NoRoomError:
+                if not documents:
+                    continue  # far more tokens than any that the least length was measured on
+                break
+            room -= len(documents[-1].ids)
+            if form.single or form.pose is not None:
+                break
+        return documents
+
+    @functools.cached_property
+    def mean_tokens(self) -> float:
+        return float(np.mean([sum(len(document.ids) for document in each) for each in self._measured]))
+
+    @functools.cached_property
+    def _measured(self) -> list[list[RetrievalDocument]]:
+        return [self.documents(index) for index in range(_MEASURED)]
+
+    @property
+    def origin(self) -> str:
+        """What a sequence has on average, for reports."""
+        documents = [document for each in self._measured for document in each]
+        count = len(self._measured)
+        answers = sum(int(document.is_answer.sum()) for document in documents) / count
+        targets = f"{answers:,.0f} of {self.mean_tokens:,.0f} tokens are answers"
+        if self.source.options.targets == "all":
+            targets += ", all are targets"
+        rivals = np.mean([document.rivals for document in documents])
+        asked = sum(len(document.answers) for document in documents) / count
+        return (
+            f"drawn for each sequence: {len(documents) / count:.3g} documents, {asked:.3g} questions, "
+            f"{rivals:,.3g} rivals a document, {targets}"
+        )
+
+
+def chunk_lengths(document: RetrievalDocument, chunks: int, rng: np.random.Generator) -> np.ndarray:
+    """Return the lengths of PoSE's chunks, int64 [chunks], fewer where the document has fewer borders.
+
+    One chunk begins between the last record that is asked for and the questions, so that every question is a skip
+    away from what it asks for; the others begin at any line, record or question.
+    """
+    borders = document.borders
+    between = borders[(borders >= document.evidence) & (borders <= document.asked_at)]
+    first = int(between[rng.integers(len(between))])
+    others = borders[borders != first]
+    more = rng.choice(others, min(chunks - 2, len(others)), replace=False)
+    cuts = np.sort([first, *more])
+    return np.diff([0, *cuts, len(document.ids)]).astype(np.int64)
+
+
+def require_room(source: GeneratedDocuments, writer: DocumentWriter, window: int) -> int:
+    """Return the fewest tokens of a document that the least questions and rivals fit; raise :class:`UserError` where
+    documents may be shorter."""
+    options = source.options
+    questions, rivals = options.questions[0], options.rivals[0] if options.text is not None else 1
+    rng = np.random.default_rng(0)
+    needed = max(writer.needed(rng, family, questions, rivals) for family in writer.names for _ in range(_TRIED))
+    least = needed + needed // 8 + 8
+    shortest = window if options.tokens is None else options.tokens[0]
+    if shortest >= least:
+        return least
+    wrong = f"{questions} questions, their records and {rivals} rivals have up to {least:,} tokens"
+    if window < least:
+        wrong += f", more than a sequence of {window:,}"
+        remedy = f"ask for less: fewer questions= or rivals=, other families=; or window: {least}"
+    else:
+        wrong += f", and a document may have {shortest:,}"
+        remedy = f"write tokens={least}-{window}, or ask for less: fewer questions= or rivals=, other families="
+    raise UserError(source.problem(wrong, remedy))
