@@ -222,6 +222,8 @@ MISTAKES = [
     *(["--position_options.rank 4"], ["--state_dtype float32"], ["--liger on"], ["--mlp_tiles 2"]),
     *(["--attention_backend triton"], ["--sequence_parallel_size 2"], ["--tensor_parallel_size 2"]),
     *(["--checkpoint_layers selective"], ["--pose_chunks 50"], ["--packing single"], ["--global_batch_size 7"]),
+    *(["--target_weights exact"], ["--target_weights longce"], ["--exact_tail 9"], ["--average_last 99"]),
+    *(["--target_weights exact --distill"], ["--target_weights exact --method longlora"], ["--upsample.1k 1"]),
     *(["--bf16 true --fp16 true"], ["--group_tokens 7"], ["--position_learning_rate 10x"]),
 ]
 GRID = list(zip(itertools.cycle(FAMILIES), files.recipes_of("extend_llama"), strict=False))

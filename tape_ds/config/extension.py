@@ -375,12 +375,16 @@ class ExtensionRecipe(Recipe):
         if "min_document_tokens" in self.given:
             yield Problem("min_document_tokens", self.data.min_document_tokens, wrong, "remove it")
 
-    @rule("upsample", "min_document_tokens")
+    @rule("upsample", "min_document_tokens", "train_data")
     def _upsample(self) -> Iterator[Problem]:
         times, least = self.data.upsample, self.data.min_document_tokens
         if not times:
             return
-        if min(times) < 1:
+        specs = weights.specs_of(self.data.train_data)
+        if specs and all(map(generated.is_generated, specs)):
+            wrong = "is of documents that are read, and all data are generated"
+            yield Problem("upsample", times, wrong, "remove it")
+        elif min(times) < 1:
             yield Problem("upsample", times, "a length below 1", "give lengths in tokens, such as 8k: 2")
         elif len({1, *times.values()}) == 1:
             yield Problem("upsample", times, "every document is read once", "remove it, or give 2 or more for a length")

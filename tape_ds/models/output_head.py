@@ -142,6 +142,7 @@ def causal_lm_loss(
         loss = head(hidden_BTD, targets=targets_BT, ignore_index=ignore_index)
         return _divided(loss, targets_BT, ignore_index, num_items_in_batch)
     weights_BT = target_weights if shift_labels is not None else shifted(target_weights, 0)
+    weights_BT = weights_BT.to(hidden_BTD.device)
     sums = head(hidden_BTD, targets=targets_BT, ignore_index=ignore_index, weights=weights_BT, cap=weight_cap)
     loss = _divided(sums[0], targets_BT, ignore_index, num_items_in_batch)
     return torch.cat((loss[None], sums[1:]))

@@ -5,6 +5,7 @@ A run measures the same on its first sequences, which are drawn from all of its 
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -19,8 +20,11 @@ from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.left_context import Buckets, ExactWeights, Histogram, contexts_of
 from tape_ds.data.order import item, packed_item
 from tape_ds.data.pack import FILL
+from tape_ds.data.pose import PoseSequences
+from tape_ds.data.retrieval.documents import DocumentWriter
+from tape_ds.data.retrieval.sequences import RetrievalForm, RetrievalSequences
 from tape_ds.data.selection import with_copies
-from tape_ds.data.sources import TokenSource, parse_all, weights
+from tape_ds.data.sources import TokenSource, generated, parse_all, weights
 from tape_ds.data.tokenized import FIELD_OF, checked_ids, encode, made_for
 from tape_ds.errors import UserError
 from tape_ds.models.loading.config_file import SMOLLM2
@@ -50,11 +54,12 @@ def _left_context(recipe: Recipe) -> str:
     parts = []
     try:
         for number, spec in enumerate(specs):
-            found = [contexts_of(each) for each in _sample(recipe, spec, tokenizer)]
-            contexts = np.concatenate(found) if found else np.zeros(0, np.int64)
-            # without weights a source's size decides its share, which is not known here
+            found = list(_sample(recipe, spec, tokenizer))
+            tokens = sum(len(each["input_ids"]) for each in found)
+            contexts = np.concatenate([np.zeros(0, np.int64), *map(contexts_of, found)])
+            # shares are of tokens; without weights a source's size decides it, which is not known here
             share = 1 / len(specs) if shares is None else shares[number]
-            parts.append((contexts, share * 1e6 / max(1, len(contexts))))
+            parts.append((contexts, share * 1e6 / max(1, tokens)))
     except UserError as error:
         return f"not known: {'; '.join(problem.wrong for problem in error.problems)}"
     histogram = Histogram.of(parts, buckets)
@@ -93,6 +98,10 @@ def _skips(recipe: Recipe) -> bool:
 def _sample(recipe: Recipe, spec: str, tokenizer: Any) -> Iterator[Any]:
     """Yield sequences of a source's first documents, packed as the run packs them."""
     window = recipe.window
+    made = generated.only_one([spec])
+    if made is not None:
+        yield from _generated(recipe, made, tokenizer)
+        return
     if not isinstance(recipe, ExtensionRecipe):
         documents = _documents(spec, tokenizer, recipe.data.skip.bad_rows, least=1)
         yield from map(packed_item, FILL["cut"](_first(documents, SEQUENCES * window), window))
@@ -108,6 +117,20 @@ def _sample(recipe: Recipe, spec: str, tokenizer: Any) -> Iterator[Any]:
     # all that is read is packed, since long documents leave a packing first
     for sequence in FILL[data.packing](read, window):
         yield packed_item(sequence, data.attend_across)
+
+
+def _generated(recipe: Recipe, source: generated.GeneratedDocuments, tokenizer: Any) -> Iterator[Any]:
+    """Yield generated sequences, with records in place of the text that a run puts between them: as long as that."""
+    if not tokenizer.is_fast:  # the run refuses it
+        return
+    form = RetrievalForm(recipe.window)
+    if isinstance(recipe, ExtensionRecipe):
+        data = recipe.data
+        pose = PoseSequences(recipe.window, recipe.model.target_length, data.pose) if _skips(recipe) else None
+        form = RetrievalForm(recipe.window, pose, data.packing == "single", data.attend_across)
+    writer = DocumentWriter(replace(source.options, text=None), tokenizer, None, None)
+    sequences = RetrievalSequences(source, writer, form, samples=SEQUENCES, seed=recipe.trainer_value("seed"))
+    yield from (sequences[index] for index in range(SEQUENCES))
 
 
 def _first(documents: Iterator[np.ndarray], tokens: int) -> Iterator[np.ndarray]:

@@ -255,7 +255,7 @@ class TapeTrainer(Trainer):
         if state is None:
             return
         self._tr_loss.fill_(state["loss"])
-        if self.objective.names:
+        if len(state["parts"]) == len(self._parts):  # else of another objective (resume_anyway)
             self._parts = state["parts"].to(self._parts)
         self._total_loss_scalar = state["total_loss"]
         self._globalstep_last_logged = state["last_logged"]

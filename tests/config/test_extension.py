@@ -341,3 +341,8 @@ def test_lengths_that_are_read_several_times(tmp_path):
 def test_lengths_that_change_nothing_are_refused(upsample, words):
     found, message = problems_of("--recipe", write(upsample=upsample))
     assert words in str(found["upsample"]), message
+
+
+def test_generated_documents_are_drawn_in_the_lengths_that_are_asked_for():
+    found, _ = problems_of("--recipe", write(train_data=[GENERATED], upsample={2048: 2}))
+    assert found["upsample"].wrong == "is of documents that are read, and all data are generated"

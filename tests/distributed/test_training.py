@@ -22,10 +22,10 @@ SPECIAL = [
 
 WEIGHTED = [
     Plan("SP2", stage=2, weights="exact", steps=6),
+    Plan("none", stage=3, weights="longce", savings="offloaded", steps=6),
+    Plan("TP2", stage=2, weights="longce", savings="tiles", steps=6),
     Plan("TP2", stage=1, weights="exact", steps=6),
-    Plan("none", stage=3, weights="longce", steps=6),
     Plan("SP2", stage=3, weights="longce", method="lora"),
-    Plan("TP2", stage=2, weights="longce", steps=6),
 ]
 """Targets with weights; the sequences of a step have unequal lengths, so under ZeRO-3 some processes would read fewer
 short contexts than others."""
@@ -63,7 +63,9 @@ def test_twenty_steps_are_those_of_one_process(group, by_one_process, tmp_path, 
     assert all(found[name] <= TOLERANCE[name] for name in TOLERANCE), found
 
 
-@pytest.mark.parametrize("plan", WEIGHTED, ids=named)
+@pytest.mark.parametrize(
+    "plan", [*WEIGHTED[:3], *(pytest.param(plan, marks=pytest.mark.slow) for plan in WEIGHTED[3:])], ids=named
+)
 def test_weights_are_those_of_one_process(group, by_one_process, tmp_path, plan):
     """The loss, its plain part and the mean weight as logged, and every weight of the model in the end."""
     alone = by_one_process(plan.numbers)
@@ -75,7 +77,7 @@ def test_weights_are_those_of_one_process(group, by_one_process, tmp_path, plan)
         assert other[1] != pytest.approx(1.0, abs=1e-3)
 
 
-@pytest.mark.parametrize("share, stage", [("none", 3), ("TP2", 1)])
+@pytest.mark.parametrize("share, stage", [("none", 3), pytest.param("TP2", 1, marks=pytest.mark.slow)])
 def test_a_mean_of_checkpoints_is_that_of_one_process(group, by_one_process, tmp_path, share, stage):
     """Of parameters that ranks hold in shards, or in pieces."""
     plan = Plan(share, stage=stage, steps=6, save_steps=2, average=3)

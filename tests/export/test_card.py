@@ -119,3 +119,12 @@ def test_every_kind_of_figure_is_a_table():
     text = "\n".join(found.values())
     assert "| 4,096 | 1 |" in text and "| after | 1.25 | 40 |" in text and "| 512 | 5.5 |" in text
     assert len(found) == 3 and "54321" not in text
+
+
+def test_a_mean_of_checkpoints_is_said(run):
+    made = run("rope", "norms", YARN, trained=("norm",))
+    path = made / "trained" / "trained.json"
+    files = {f"checkpoint-{step}/trained.safetensors": "1 MiB, 0123" for step in (400, 500)}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"averaged": files}))
+    text = card.text(source_model.find(str(made)), tiny_model(encoding="rope"), "x", plain=True)
+    assert "| weights | the mean of checkpoint-400, checkpoint-500 |" in text

@@ -315,6 +315,38 @@ def test_what_people_have_is_computed():
     assert set(WANTED) <= computed and len(computed) >= 35
 
 
+@pytest.mark.parametrize("family", ["gemma2", "granite", "qwen3"])
+@pytest.mark.parametrize("cap", [None, 1.1], ids=["given", "from losses"])
+def test_targets_have_weights_in_every_family(family, cap):
+    """Of the logits as the family's class computes them: with a soft cap, divided, or the head's own."""
+    eager, ours = pair(family, **({"logits_scaling": 3.0} if family == "granite" else {}))
+    ids = torch.randint(3, VOCABULARY, (2, TOKENS))
+    labels, values = ids.clone(), 3 + 3 * torch.rand(2, TOKENS)
+    labels[0, :9], values[1, 5:8] = -100, torch.nan if cap else 0.0
+    eager.train(), ours.train()
+    logits = eager(ids, use_cache=False).logits
+    losses = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="none").view(2, -1)
+    weights = values[:, 1:]
+    if cap:
+        weights = (weights - losses.detach()).exp().clamp(max=cap).masked_fill(weights.isnan(), 1.0)
+    counted = labels[:, 1:] != -100
+    wanted = gradients(eager, (weights * losses)[counted].sum() / 7)
+    out = ours(ids, labels=labels, target_weights=values, weight_cap=cap, num_items_in_batch=7, use_cache=False)
+    torch.testing.assert_close(out.plain_sum, losses[counted].sum().detach(), rtol=2e-5, atol=0)
+    torch.testing.assert_close(out.weight_sum, weights[counted].sum(), rtol=2e-5, atol=0)
+    found = gradients(ours, out.loss)
+    assert found.keys() == wanted.keys()
+    largest = max(float(gradient.abs().max()) for gradient in wanted.values())
+    for name, gradient in found.items():
+        room = 1e-4 * max(float(wanted[name].abs().max()), 1e-3 * largest)
+        torch.testing.assert_close(gradient, wanted[name], rtol=0, atol=room, msg=name)
+    with torch.no_grad():
+        hidden = ours.decode(input_ids=ids, use_cache=False).last_hidden_state
+        apart = ours.separate_losses(hidden[:, :-1], labels[:, 1:])
+    torch.testing.assert_close(apart, losses.detach(), rtol=2e-5, atol=2e-5)
+    assert ours._plain_head == (family == "qwen3")
+
+
 @pytest.mark.parametrize("family", ["gemma3_text", "gpt_oss"])
 def test_a_static_cache_gives_the_same(family):
     check_generation(*pair(family), cache_implementation="static")

@@ -57,3 +57,15 @@ def test_it_says_where_it_does_not_know():
     words = ["--recipe", "tiny", "--target_weights", "exact", "--dry_run"]
     said = context_preview.lines(load(words, kind=PretrainingRecipe))
     assert said["left context"] == "shown when the run has read its data (its tokenizer is trained first)"
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_generated_documents_count_by_their_answers(recipe, chunks):
+    """They have no text to be read first, and their targets come late: half of the tokens, few of the targets."""
+    made = "generated:retrieval#questions=1&rivals=1&text=text:long.txt"
+    sources = [{"source": made, "weight": 1}, {"source": "text:long.txt", "weight": 1}]
+    fields = {"target_weights": "exact", "exact_tail": 300, "window": 512, "pose_chunks": chunks, "max_steps": 2}
+    fields |= {"packing": "whole"} if chunks == 1 else {}
+    said = context_preview.lines(recipe(train_data=sources, **fields))["left context"]
+    share = float(said.partition("from 300 ")[2].partition("%")[0])
+    assert 0 < share < 20 and "below 300 x1, from 300 x" in said

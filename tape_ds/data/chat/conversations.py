@@ -80,6 +80,9 @@ def check(train: Sequence[str], evaluation: Sequence[str], skip_bad_rows: int | 
     for field, specs in zip(lists, fitting, strict=True):
         for source in [sources.parse(spec, field) for spec in specs]:
             source.bad_rows = BadRows(skip_bad_rows)
+            if getattr(source, "by", ""):
+                problems.append(source.problem("a conversation is a row", "leave out &by="))
+                continue
             if isinstance(source, StandardLibrary):
                 if source.rest:
                     problems.append(source.problem("conversations are made of all files, not of one", "write stdlib"))

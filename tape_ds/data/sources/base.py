@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -21,6 +22,8 @@ from tape_ds.data.bad_rows import BadRows
 from tape_ds.errors import Problem, UserError, did_you_mean
 
 SPLITS = ("train", "heldout")
+BY = "&by="
+BETWEEN = "\n\n"  # of texts that are one document
 
 Item = TypeVar("Item")
 
@@ -103,13 +106,34 @@ class RowSource(Source):
     """Rows with a column of documents, which are text or, for chat, conversations."""
 
     column: str  # its name; `meta.set` is the value of `set` in `meta`
+    by: str = ""
+    """Column whose neighbouring rows of the same value are one document; empty: a row is one."""
+
+    def take_by(self) -> None:
+        """Take :attr:`by` from the end of the column, ``content&by=repo``; without a key it stays in the name, which no
+        data have."""
+        column, _, by = self.column.partition(BY)
+        if by:
+            self.column = column
+            self.by = by
 
     @abstractmethod
     def rows(self, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield (name, columns) of every row, in a fixed order."""
 
     def texts(self, rows: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[Document]:
-        """Yield the documents of rows whose column is a text; others are refused or left out."""
+        """Yield the documents of rows whose column is a text; others are refused or left out. With :attr:`by` the texts
+        of neighbouring rows, joined by :data:`BETWEEN`, are one document, which has the first one's name."""
+        documents = self._documents_of(rows)
+        if not self.by:
+            yield from (document for _, document in documents)
+            return
+        for _, group in groupby(documents, key=itemgetter(0)):
+            together = [document for _, document in group]
+            yield Document(together[0].name, BETWEEN.join(document.text for document in together))
+
+    def _documents_of(self, rows: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[tuple[Any, Document]]:
+        """Yield the value of :attr:`by` and the document of each row that has a text."""
         for name, row in rows:
             try:
                 value = value_of(row, self.column)
@@ -124,7 +148,12 @@ class RowSource(Source):
             elif not storage.is_utf8(value):  # half of a surrogate pair, as "\ud83d" in JSON, cannot be tokenised
                 self.leave_out(f"{name}: {self.column!r} is no Unicode text", "correct or remove that row")
             else:
-                yield Document(name, value)
+                try:
+                    shared = value_of(row, self.by) if self.by else None
+                except KeyError:
+                    self.leave_out(f"{name} has no column {self.by!r}", hint(self.by, row))
+                    continue
+                yield shared, Document(name, value)
 
     def arrow_rows(
         self, batches: Iterable[pa.RecordBatch | pa.Table], place: str, most: int | None = None
@@ -147,11 +176,12 @@ class RowSource(Source):
 
     def require_column(self, schema: pa.Schema, where: str) -> None:
         record = _as_record(schema)
-        try:
-            value_of(record, self.column)
-        except KeyError:
-            wrong = f"{where} has no column {self.column!r}"
-            raise UserError(self.problem(wrong, hint(self.column, record))) from None
+        for column in (self.column, self.by) if self.by else (self.column,):
+            try:
+                value_of(record, column)
+            except KeyError:
+                wrong = f"{where} has no column {column!r}"
+                raise UserError(self.problem(wrong, hint(column, record))) from None
 
 
 def value_of(record: Mapping[str, Any], name: str) -> Any:

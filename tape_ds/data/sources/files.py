@@ -22,7 +22,7 @@ from fsspec import get_filesystem_class
 
 from tape_ds import paths, storage
 from tape_ds.data.sources import opening
-from tape_ds.data.sources.base import UNREADABLE, Document, RowSource, Shard, file_identity, hint, value_of
+from tape_ds.data.sources.base import BY, UNREADABLE, Document, RowSource, Shard, file_identity, hint, value_of
 from tape_ds.data.sources.opening import File
 from tape_ds.errors import Problem, UserError
 
@@ -135,7 +135,7 @@ class _Files(RowSource):
         return [Shard(name, partial(self._documents, name, file)) for name, file in self.files().items()]
 
     def _documents(self, name: str, file: File) -> Iterator[Document]:
-        return self.texts(self._guarded(name, self._rows(name, file, only=self.column)))
+        return self.texts(self._guarded(name, self._rows(name, file, only=None if self.by else self.column)))
 
     def _guarded(self, name: str, rows: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
         return self.reading(rows, f"{name} cannot be read", self.repair)
@@ -151,7 +151,8 @@ class _Files(RowSource):
                 read = [f"{name}={file_identity(Path(file.path))}" for name, file in files.items()] or [self.pattern]
         except OSError as error:  # a file after those that are looked into
             raise UserError(self.problem(f"cannot be read: {error}", self.repair)) from error
-        return hashlib.sha256("\0".join([self.kind, self.column, *read]).encode()).hexdigest()
+        column = f"{self.column}{BY}{self.by}" if self.by else self.column
+        return hashlib.sha256("\0".join([self.kind, column, *read]).encode()).hexdigest()
 
     def identities(self, split: str) -> set[str]:
         files = {} if self.remote else self.files()
@@ -202,18 +203,20 @@ class PackageText(TextFiles):
 
 
 class JsonLines(_Files):
-    """``jsonl:GLOB#field[?key=value]``: one JSON object a line, only those whose ``key`` has that value.
+    """``jsonl:GLOB#field[&by=key][?key=value]``: one JSON object a line, only those whose ``key`` has that value; with
+    ``by``, neighbouring lines of the same ``key`` are one document.
 
     ``field`` and ``key`` may be nested, ``meta.pile_set_name``; several conditions are joined by ``&``. A value that is
     not a text is written as in JSON.
     """
 
     kind = "jsonl"
-    form = "jsonl:GLOB#field[?key=value]"
+    form = "jsonl:GLOB#field[&by=key][?key=value]"
 
     def __init__(self, spec: str, field: str = "data"):
         super().__init__(spec, field)
         self.column, _, self.condition = self.column.partition("?")
+        self.take_by()
         self.where = [each.partition("=") for each in self.condition.split("&")] if self.condition else []
 
     def check(self) -> list[Problem]:
@@ -259,6 +262,9 @@ class JsonLines(_Files):
                     if wanted:
                         asked = self.column
                         value_of(record, asked)
+                        if self.by:
+                            asked = self.by
+                            value_of(record, asked)
                 except KeyError:
                     self.leave_out(f"{place} has no column {asked!r}", hint(asked, record))
                     continue
@@ -270,7 +276,11 @@ class ParquetFiles(_Files):
     """``parquet:GLOB#field``: one document a row, named ``file:row`` (from 0); only that column is read."""
 
     kind = "parquet"
-    form = "parquet:GLOB#field"
+    form = "parquet:GLOB#field[&by=key]"
+
+    def __init__(self, spec: str, field: str = "data"):
+        super().__init__(spec, field)
+        self.take_by()
 
     def _rows(
         self, name: str, file: File, *, only: str | None = None, peek: bool = False

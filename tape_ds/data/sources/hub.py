@@ -28,7 +28,7 @@ class HubDataset(RowSource):
     """
 
     kind = "hub"
-    form = "hub:NAME[@REV][:CONFIG][:SPLIT][#field]"
+    form = "hub:NAME[@REV][:CONFIG][:SPLIT][#field[&by=key]]"
 
     _SPEC = re.compile(ID + r"(:(?P<config>[^:\[#]*))?(:(?P<split>\w+)(\[:(?P<first>[1-9]\d*)\])?)?(#(?P<column>.+))?")
     _SPLIT_OF: ClassVar[dict[str, str]] = {"train": "train", "heldout": "validation"}
@@ -43,6 +43,7 @@ class HubDataset(RowSource):
         self.split: str | None = parts.get("split")
         self.first: int | None = int(parts["first"]) if parts.get("first") else None
         self.column: str = parts.get("column") or "text"
+        self.take_by()
 
     def check(self) -> list[Problem]:
         if self.name is not None:
@@ -69,7 +70,8 @@ class HubDataset(RowSource):
 
     def _read(self, whole: "IterableDataset", count: int, index: int, place: str) -> Iterator[Document]:
         # a new object for each reading: the library's objects keep their place, which two readings would share
-        return self.texts(self._rows(whole.shard(num_shards=count, index=index), place, only=self.column))
+        only = None if self.by else self.column
+        return self.texts(self._rows(whole.shard(num_shards=count, index=index), place, only=only))
 
     def _rows(
         self, part: "IterableDataset", place: str, only: str | None = None
@@ -102,7 +104,9 @@ class HubDataset(RowSource):
     def fingerprint(self) -> str:
         """Hash the spec: hashing the contents would need the network at every start. ``@REV`` with a commit binds it to
         its contents."""
-        parts = (self.name, self.revision, self.config, self.split, self.first, self.column)
+        parts: tuple[Any, ...] = (self.name, self.revision, self.config, self.split, self.first, self.column)
+        if self.by:
+            parts = (*parts, self.by)
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def identities(self, split: str) -> set[str]:

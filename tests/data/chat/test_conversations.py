@@ -135,3 +135,10 @@ def test_lists_of_sources_are_checked_as_for_every_other_run(tmp_path):
     found = conversations.check([f"text:{tmp_path}", f"{spec}#talk"], ["json:x"])
     assert [problem.field for problem in found] == ["train_data", "train_data", "eval_data"]
     assert "no conversations" in found[0].wrong and "no column 'talk'" in found[1].wrong
+
+
+def test_rows_are_not_joined(tmp_path):
+    """``&by=`` of a text's spec would have been read as part of a column's name, or ignored."""
+    spec = write(tmp_path / "x.jsonl", [TALK])
+    (problem,) = conversations.check([f"{spec}#messages&by=messages"], [])
+    assert problem.wrong == "a conversation is a row"

@@ -13,6 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from tape_ds import storage
+from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.sources import HELD_OUT, base, check_lists, parse, parse_all
 from tape_ds.errors import UserError
 
@@ -275,3 +276,54 @@ def test_training_on_the_evaluation_is_refused(folder):
     assert "also trained on" in problem.wrong
     assert check_lists(["hub:x/y"], ["hub:x/y"]) == []
     assert len(check_lists(["hub:x/y"], ["hub:x/y::train"])) == 1
+
+
+REPOSITORIES = [
+    {"content": "a = 1", "repo": {"name": "x"}},
+    {"content": "b = 2", "repo": {"name": "x"}},
+    {"content": "c = 3", "repo": {"name": "y"}},
+    {"content": "d = 4", "repo": {"name": "x"}},
+]
+
+
+def write_repositories(folder):
+    (folder / "code.jsonl").write_text("".join(json.dumps(row) + "\n" for row in REPOSITORIES))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(REPOSITORIES), folder / "code.parquet")
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_neighbouring_rows_of_one_value_are_one_document(tmp_path, kind):
+    """By hand: two files of x, one of y, and one of x that comes later, a document of its own; each has the name of its
+    first row."""
+    write_repositories(tmp_path)
+    spec = f"{kind}:{tmp_path}/code.{kind}#content"
+    (apart,) = parse_all([spec])
+    (together,) = parse_all([f"{spec}&by=repo.name"])
+    rows = list(apart.documents("train"))
+    found = list(together.documents("train"))
+    assert [document.text for document in rows] == ["a = 1", "b = 2", "c = 3", "d = 4"]
+    assert [document.text for document in found] == ["a = 1\n\nb = 2", "c = 3", "d = 4"]
+    assert [document.name for document in found] == [rows[0].name, rows[2].name, rows[3].name]
+    assert apart.fingerprint() != together.fingerprint()
+    if kind == "jsonl":
+        (of_x,) = parse_all([f"{spec}&by=repo.name?repo.name=x"])
+        assert [document.text for document in of_x.documents("train")] == ["a = 1\n\nb = 2\n\nd = 4"]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize("by", ["owner", ""])
+def test_a_column_to_group_by_that_is_not_there_is_refused_before_work_starts(tmp_path, kind, by):
+    write_repositories(tmp_path)
+    with pytest.raises(UserError, match="has no column") as raised:
+        parse_all([f"{kind}:{tmp_path}/code.{kind}#content&by={by}"])
+    assert (by or "content&by=") in str(raised.value)
+
+
+def test_a_row_without_the_column_to_group_by_is_left_out(tmp_path):
+    rows = [*REPOSITORIES[:1], {"content": "lost"}, *REPOSITORIES[1:2]]
+    (tmp_path / "code.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    spec = f"jsonl:{tmp_path}/code.jsonl#content&by=repo.name"
+    (source,) = parse_all([spec], bad_rows=BadRows(1))
+    assert [document.text for document in source.documents("train")] == ["a = 1\n\nb = 2"]
+    with pytest.raises(UserError, match="has no column 'repo"):
+        list(parse_all([spec])[0].documents("train"))

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from tape_ds import TapeForCausalLM
 from tape_ds.errors import UserError
 from tape_ds.models.loading import hub, weight_files
+from tape_ds.training import report
 from tape_ds.training.run import build_trainer
 from tape_ds.training.runs.assembly import assemble
 from tests import hub_cache
@@ -206,3 +207,25 @@ def test_long_documents_are_read_again_and_said_so(model):
     tokens = [sum(map(len, run.sequences.stored["input_ids"])) for run in (plain, more)]
     assert tokens == [720 + 12 - 12, 3 * 720]
     assert "long ones again: 4 documents, 2,172 tokens" in more.outline()["data"]
+
+
+def test_weights_by_context_are_measured_before_weights_are_loaded(model, monkeypatch):
+    """On the run's first sequences: of 16 tokens each, all of one text, a tail from 4 on."""
+    run = assemble(recipe(model, target_weights="exact", max_steps=2))
+    assert run.exact_weights.samples == 8 and run.exact_weights.histogram.longest == 15
+    assert run.exact_weights.edges.tolist() == [4, 8] and run.exact_weights.weights.tolist() == [2.5, 1.75]
+    lines = report.weighting(run)
+    assert lines["target weights"].startswith("exact: +1 in the mean from 4 tokens")
+    assert "4 to 7 x2.5, from 8 x1.75" in lines["left context"]
+    trainer = build_trainer(run)
+    batch = trainer.data_collator([run.sequences[0]])
+    assert batch["target_weights"][0].tolist() == [1.0] * 4 + [2.5] * 4 + [1.75] * 8
+    plain = assemble(recipe(model, max_steps=2, output_dir=model.parent / "plain"))
+    assert plain.exact_weights is None and report.weighting(plain) == {}
+
+    (model.parent / "text.txt").write_text("one two three\n")
+    monkeypatch.setattr("tape_ds.training.runs.extension.Extension.load_model", None)
+    short = {"packing": "whole", "target_weights": "exact", "exact_tail": "8", "max_steps": 2}
+    short["output_dir"] = model.parent / "other"
+    with pytest.raises(UserError, match="no target of the first 8 sequences"):
+        assemble(recipe(model, **short))
