@@ -1,5 +1,6 @@
 """The weights of a whole model, read one at a time from the files of its folder."""
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
@@ -71,8 +72,7 @@ class StoredWeights(ModelWeights):
                 self._fused.setdefault(parameter, []).append(tensor.name)
         for target, source in self.model.all_tied_weights_keys.items():
             self._tie(target, source, kept, new)
-        self.new = frozenset(new)
-        """Parameters that are in no file, such as those of an encoding that the base has not."""
+        self._new = new
 
     def _tie(self, target: str, source: str, kept: set[str], new: set[str]) -> None:
         if source in new and target in kept:  # a file may have either of the two
@@ -99,12 +99,30 @@ class StoredWeights(ModelWeights):
     def rows(self, name: str, first: int = 0, last: int | None = None) -> Tensor:
         if name in self._places:
             return self._stored.rows(self._places[name], first, last)
+        if name in self._new:
+            return LoadedRows({name: self._initial(name)}).rows(name, first, last)
         if name not in self._fused:
             raise NotByTensorError(f"{name} is in no file of the base")
         if name not in self._made:
             self._made = {}
             self._made = self._converted(name)
         return LoadedRows(self._made).rows(name, first, last)
+
+    def _initial(self, name: str) -> Tensor:
+        """Return a parameter that no file has, such as an encoding's that the base lacks, as its class starts it."""
+        path = name.rpartition(".")[0]
+        while self._is_new(path.rpartition(".")[0]):
+            path = path.rpartition(".")[0]
+        module = copy.deepcopy(self._on_meta.get_submodule(path)).to_empty(device="cpu")
+        for part in reversed(list(module.modules())):  # children first, as transformers does it
+            self._on_meta._init_weights(part)
+        owner, _, last = name.removeprefix(f"{path}.").rpartition(".")
+        value: Tensor = getattr(module.get_submodule(owner), last).detach()
+        return value
+
+    def _is_new(self, path: str) -> bool:
+        """Whether no file has any parameter below a module."""
+        return bool(path) and not any(each.startswith(f"{path}.") for each in self._places.keys() | self._fused.keys())
 
     def _converted(self, name: str) -> dict[str, Tensor]:
         """Return a parameter that transformers makes of several tensors, and those that it makes with it, in fp32."""

@@ -51,7 +51,8 @@ def write(
     Args:
         weights: used up.
         field, name: of their source, for messages.
-        model: in which class and with which configuration; default: the weights' own. Its parameters have their names.
+        model: in which class and with which configuration; default: the weights' own. Its parameters have the same
+            names; one with fewer rows gets the first ones.
         action: word for the progress bar.
 
     Raises:
@@ -100,7 +101,7 @@ def _in_order(
             continue
         if tensor.is_whole:
             (parameter,) = tensor.parameters
-            yield name, pieces(weights, parameter)
+            yield name, pieces(weights, parameter, tensor.shape[0] if tensor.shape else None)
             continue
         unchanged = weights.unchanged(tensor)
         if unchanged is not None:

@@ -146,7 +146,7 @@ EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
     ],
 )
 def test_experts_and_all_else_are_merged_tensor_by_tensor(tmp_path, options, capsys):
-    """The weights are those of peft's own merge in fp32, rounded once, and files name their tensors as the base's do."""
+    """The weights are those of peft's own merge in fp32, rounded once, and files name their tensors as a base's."""
     base = mixture(tmp_path / "base")
     folder = adapter(base, tmp_path / "adapter", **options)
     assert merge.main([str(folder), str(tmp_path / "whole"), "--check_logits"]) == 0
