@@ -5,9 +5,9 @@
 A Llama of random weights in bf16 (by default of 839 M parameters) gets a LoRA of random weights on every linear map,
 once as peft saves it and once as a run does. The commands take turns, each in a process of its own: ``tape-ds merge``,
 ``export`` (a folder, and a GGUF file), ``convert`` and ``evaluate generate``, those of the checkout ``--earlier``, and
-peft's ``merge_and_unload`` with ``save_pretrained``. Then the same with four times the layers, once. Memory is the
-largest resident set of a process, mapped files included; time is that of the CPU, user and system. What the versions
-have merged is compared number by number.
+peft's ``merge_and_unload`` with ``save_pretrained``. Then ``merge`` and ``export`` with four times the layers, once.
+Memory is the largest resident set of a process, mapped files included; time is that of the CPU, user and system. What
+the versions have merged is compared number by number.
 """
 
 import os
@@ -41,6 +41,7 @@ from tape_ds.models.loading import extendable, weight_files
 from tape_ds.models.loading.tensor_rows import StoredRows, pieces
 from tape_ds.models.writing import SafetensorsFile
 
+REPEATED = ("merge", "export")
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 RANK = 16
 OURS = "this version"
@@ -60,7 +61,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--layers", type=int, default=14, help="default: %(default)s")
     parser.add_argument("--width", type=int, default=2048, help="columns; default: %(default)s")
     parser.add_argument("--rows", type=int, default=32000, help="of the vocabulary; default: %(default)s")
-    parser.add_argument("--repeats", type=int, default=3, help="of each command; default: %(default)s")
+    help = "of merge and export, the others run once; default: %(default)s"
+    parser.add_argument("--repeats", type=int, default=3, help=help)
     parser.add_argument("--earlier", type=Path, help="a checkout to compare with")
     parser.add_argument("--work", type=Path, help="folder for models; default: a temporary one")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result; default: %(default)s")
@@ -87,20 +89,22 @@ def measure(folder: Path, options: Any) -> dict[str, Any]:
     few = make(folder / "few", options.layers, options.width, options.rows)
     rows: dict[str, dict[str, list[dict[str, float]]]] = {}
     versions = {OURS: ROOT} | ({} if options.earlier is None else {EARLIER: options.earlier.resolve()})
-    for _ in range(options.repeats):
+    for turn in range(options.repeats):
         for name, command in commands(few).items():
+            if turn and name not in REPEATED:
+                continue
             for version, root in versions.items():
                 rows.setdefault(name, {}).setdefault(version, []).append(timed(command, root, few / version / name))
         by_peft = [sys.executable, "-c", _BY_PEFT, few / "base", few / "adapter", "out"]
         rows["merge"].setdefault(PEFT, []).append(timed(by_peft, ROOT, few / PEFT))
     differing = {}
     if EARLIER in versions:
-        for name in ("merge", "export"):
+        for name in REPEATED:
             differing[name] = compare(few / OURS / name / "out", few / EARLIER / name / "out")
     many = make(folder / "many", 4 * options.layers, options.width, options.rows)
     deep = {}
-    for name, command in commands(many).items():
-        deep[name] = timed(command, ROOT, many / name)
+    for name in REPEATED:
+        deep[name] = timed(commands(many)[name], ROOT, many / name)
         shutil.rmtree(many / name)
     weights = sum(file.stat().st_size for file in weight_files.files(few / "base"))
     return {"rows": rows, "four_times_the_layers": deep, "differing": differing, "weights_bytes": weights}
@@ -217,7 +221,7 @@ def page(stored: results.Result) -> str:
             seconds = statistics.median(each["seconds"] for each in runs)
             peak = max(each["bytes"] for each in runs)
             row = [name, version, f"{seconds:.1f}", f"{peak / 2**30:.2f}"]
-            deep = figures["four_times_the_layers"][name] if version == OURS else None
+            deep = figures["four_times_the_layers"].get(name) if version == OURS else None
             row += ["", ""] if deep is None else [f"{deep['seconds']:.1f}", f"{deep['bytes'] / 2**30:.2f}"]
             rows.append(row)
     columns = ["command", "by", "CPU seconds", "peak GiB", "4 x layers: CPU seconds", "peak GiB"]
@@ -230,8 +234,8 @@ def page(stored: results.Result) -> str:
         "# Merging, exporting and loading a LoRA",
         f"A Llama of {config['layers']} layers, {config['width']:,} columns and {config['rows']:,} tokens, "
         f"{weights / 2**30:.2f} GiB in bf16, with a LoRA of rank {RANK} on every linear map. One thread of "
-        f"{stored.hardware['cpu']}; CPU seconds (user and system) are medians of {config['repeats']}, memory is the "
-        "largest resident set of a process, mapped files included.",
+        f"{stored.hardware['cpu']}; CPU seconds (user and system) are medians of {config['repeats']} for merge and "
+        "export, the others of one; memory is the largest resident set of a process, mapped files included.",
         markdown_table(columns, rows),
         *compared,
         f"Seed {stored.seed}, {stored.started}, commit {stored.commit}. {versions}.",
