@@ -4,8 +4,8 @@
 
 A Llama of random weights in bf16 (by default of 839 M parameters) gets a LoRA of random weights on every linear map,
 once as peft saves it and once as a run does. The commands take turns, each in a process of its own: ``tape-ds merge``,
-``export`` (a folder, and a GGUF file), ``convert`` and ``evaluate generate``, those of the checkout ``--earlier``, and
-peft's ``merge_and_unload`` with ``save_pretrained``. Then ``merge`` and ``export`` with four times the layers, once.
+``export`` (a folder, and a GGUF file), ``convert`` and ``evaluate generate``, the first two of the checkout
+``--earlier``, and peft's ``merge_and_unload`` with ``save_pretrained``. Then ``merge`` and ``export`` with four times the layers, once.
 Memory is the largest resident set of a process, mapped files included; time is that of the CPU, user and system. What
 the versions have merged is compared number by number.
 """
@@ -93,8 +93,10 @@ def measure(folder: Path, options: Any) -> dict[str, Any]:
         for name, command in commands(few).items():
             if turn and name not in REPEATED:
                 continue
-            for version, root in versions.items():
-                rows.setdefault(name, {}).setdefault(version, []).append(timed(command, root, few / version / name))
+            for version, root in versions.items() if name in REPEATED else [(OURS, ROOT)]:
+                found = timed(command, root, few / version / name)
+                rows.setdefault(name, {}).setdefault(version, []).append(found)
+                print(f"{name}, {version}: {found['seconds']:.1f} s, {found['bytes'] / 2**30:.2f} GiB", flush=True)
         by_peft = [sys.executable, "-c", _BY_PEFT, few / "base", few / "adapter", "out"]
         rows["merge"].setdefault(PEFT, []).append(timed(by_peft, ROOT, few / PEFT))
     differing = {}

@@ -44,7 +44,6 @@ def write(
     field: str,
     name: str,
     model: PreTrainedModel | None = None,
-    action: str = "writing",
 ) -> None:
     """Write ``folder``: configuration, settings of generation and weights in ``dtype``.
 
@@ -53,7 +52,6 @@ def write(
         field, name: of their source, for messages.
         model: in which class and with which configuration; default: the weights' own. Its parameters have the same
             names; one with fewer rows gets the first ones.
-        action: word for the progress bar.
 
     Raises:
         UserError: weights are not finite.
@@ -70,7 +68,7 @@ def write(
     )
     wrong: set[str] = set()
     total = sum(form.nbytes for form in forms.values())
-    bar = tqdm(total=total, desc=action, unit="B", unit_scale=True, disable=None, leave=False)
+    bar = tqdm(total=total, desc="writing", unit="B", unit_scale=True, disable=None, leave=False)
     with bar, _ShardFiles(folder, split.filename_to_tensors, forms) as shards:
         for each, rows in _in_order(weights, model, tensors):
             checked = _cast(rows, forms[each].dtype, each, wrong)
