@@ -5,9 +5,9 @@
 A Llama of random weights in bf16 (by default of 839 M parameters) gets a LoRA of random weights on every linear map,
 once as peft saves it and once as a run does. The commands take turns, each in a process of its own: ``tape-ds merge``,
 ``export`` (a folder, and a GGUF file), ``convert`` and ``evaluate generate``, the first two of the checkout
-``--earlier``, and peft's ``merge_and_unload`` with ``save_pretrained``. Then ``merge`` and ``export`` with four times the layers, once.
-Memory is the largest resident set of a process, mapped files included; time is that of the CPU, user and system. What
-the versions have merged is compared number by number.
+``--earlier`` as well, and peft's ``merge_and_unload`` with ``save_pretrained``. Then ``merge`` and ``export`` with four
+times the layers, once. Memory is the largest resident set of a process, mapped files included; time is that of the CPU,
+user and system. What the versions have merged is compared number by number.
 """
 
 import os
@@ -54,6 +54,14 @@ from transformers import AutoModelForCausalLM
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16)
 PeftModel.from_pretrained(model, sys.argv[2]).merge_and_unload().save_pretrained(sys.argv[3])
 """
+_MEASURED = """
+import resource, subprocess, sys
+code = subprocess.run(sys.argv[1:]).returncode
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(used.ru_utime + used.ru_stime, used.ru_maxrss)
+sys.exit(code)
+"""
+"""A small process that starts a command: a child's largest memory is at first that of its parent."""
 
 
 def main(argv: list[str]) -> int:
@@ -130,15 +138,12 @@ def timed(command: Sequence[Any], root: Path, folder: Path) -> dict[str, float]:
     shutil.rmtree(folder, ignore_errors=True)  # of the last time
     folder.mkdir(parents=True)
     environment = {**os.environ, "PYTHONPATH": str(root), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    command = [str(each) for each in command]
-    with tempfile.TemporaryFile() as printed:
-        child = subprocess.Popen(command, cwd=folder, env=environment, stdout=printed, stderr=printed)
-        _, status, used = os.wait4(child.pid, 0)
-        child.returncode = os.waitstatus_to_exitcode(status)
-        if child.returncode:
-            printed.seek(0)
-            raise RuntimeError(f"{' '.join(command)}: {printed.read().decode()[-2000:]}")
-    return {"seconds": used.ru_utime + used.ru_stime, "bytes": used.ru_maxrss * 1024}
+    command = [sys.executable, "-S", "-c", _MEASURED, *map(str, command)]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr[-2000:]}")
+    seconds, peak = done.stdout.split()[-2:]
+    return {"seconds": float(seconds), "bytes": int(peak) * 1024}
 
 
 def compare(ours: Path, theirs: Path) -> dict[str, int]:
