@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from tape_ds import storage
 from tape_ds.errors import raise_if_any
 from tape_ds.models import hollow, saving
-from tape_ds.models.file_tensors import FileTensor, file_tensors, reverted
+from tape_ds.models.file_tensors import FileTensor, file_tensors, made_together, reverted
 from tape_ds.models.loading import exact
 from tape_ds.models.loading.tensor_rows import LoadedRows, bytes_of, pieces
 from tape_ds.models.loading.weight_files import WHOLE
@@ -105,25 +105,13 @@ def _in_order(
         if unchanged is not None:
             yield name, pieces(unchanged, name)
             continue
-        parameters, members = _made_together(tensor, tensors)
+        parameters, members = made_together(tensor, tensors.values())
         read = {parameter: weights.rows(parameter) for parameter in parameters}
         made = LoadedRows(reverted(model, read))
         del read
         for member in members:
             yield member, pieces(made, member)
         done |= set(members)
-
-
-def _made_together(tensor: FileTensor, tensors: Mapping[str, FileTensor]) -> tuple[list[str], list[str]]:
-    """Return the parameters that a tensor is made of, with all others that its companions need, and these tensors."""
-    parameters = set(tensor.parameters)
-    members: list[str] = []
-    while True:
-        found = [name for name, each in tensors.items() if each.parameters & parameters]
-        if len(found) == len(members):
-            return sorted(parameters), members
-        members = found
-        parameters.update(*(tensors[name].parameters for name in members))
 
 
 class _ShardFiles:
