@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from peft import PeftConfig, PeftModel
 from transformers import PreTrainedModel
+from transformers import initialization as init
 
 from tape_ds.checkpoint import peft_adapter, trained, whole_merge
 from tape_ds.checkpoint.adapted_weights import AdaptedWeights, check_kind
@@ -183,7 +184,8 @@ def _weights_of_run(folder: Path, base_anyway: bool, check_logits: bool) -> Mode
             check_kind(PeftConfig.from_pretrained(folder))
 
         def attach(model: PreTrainedModel, _: Any) -> PeftModel:
-            return trained.with_adapters(folder, record, model)
+            with init.no_init_weights():  # LoRA's are all in the folder
+                return trained.with_adapters(folder, record, model)
 
         return AdaptedWeights(base, attach, _OF_RUN, str(folder), check_logits)
     if check_logits:

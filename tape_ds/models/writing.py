@@ -58,7 +58,7 @@ def write(
     """
     model = weights.model if model is None else model
     hollow.empty(model, dtype)  # the configuration is saved with the dtype that the model has
-    saving.save(model, folder, state_dict={})
+    saving.save_settings(model, folder)
     tensors = {tensor.name: tensor for tensor in file_tensors(model)}
     forms = {each: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for each, tensor in tensors.items()}
     largest = inspect.signature(PreTrainedModel.save_pretrained).parameters["max_shard_size"].default
