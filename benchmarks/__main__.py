@@ -7,6 +7,7 @@
     python -m benchmarks choose --results FOLDER            take in what a campaign measured
     python -m benchmarks campaign --part 1                  everything that a GPU should answer, in stages
     python -m benchmarks ruler MODEL                        CPU time of RULER's questions, next to lm-eval's
+    python -m benchmarks merge                              memory and CPU time of merging, next to peft's
     python -m benchmarks collect                            wheels for a machine without a network
 
 Every implementation is checked against fp64 before it is timed; a wrong one gets no time. Those of one shape run in
@@ -27,7 +28,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import campaign, choose, ruler_cost, table
+from benchmarks import campaign, choose, merge_cost, ruler_cost, table
 from benchmarks.benchmark_case import REFUSED, TIMED, WRONG, Setting, run
 from benchmarks.groups import GROUPS, REPEATS, Group
 from benchmarks.shapes import Shape
@@ -38,7 +39,13 @@ from tape_ds.errors import Problem, check_folder, command, did_you_mean, raise_i
 from tape_ds.kernels import jit
 
 DTYPES = ("float32", "float16", "bfloat16")
-COMMANDS = {"choose": choose.main, "campaign": campaign.main, "collect": campaign.collect, "ruler": ruler_cost.main}
+COMMANDS = {
+    "choose": choose.main,
+    "campaign": campaign.main,
+    "collect": campaign.collect,
+    "ruler": ruler_cost.main,
+    "merge": merge_cost.main,
+}
 OURS = ("ours", "attend")  # prefixes of this project's implementations
 
 

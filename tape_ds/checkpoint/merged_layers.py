@@ -223,14 +223,19 @@ def _own_fp32(tensor: Tensor) -> Tensor:
 
 def _parameter_outputs(wrapper: Any, random: torch.Generator) -> Tensor:
     """Return what a wrapped parameter, [I, O] or one for each expert, gives on random inputs: the base's and, where it
-    is not merged, the adapter's by its two factors, as peft's forward adds them."""
+    is not merged, the adapter's: by its two factors, as peft's forward adds them (before 0.21 by their product)."""
     weight = wrapper.get_param()
     weight_EIO = weight.reshape(-1, *weight.shape[-2:])
     inputs_EOT = torch.randn(len(weight_EIO), weight.shape[-1], _INPUTS, generator=random)
     outputs_EIT = weight_EIO @ inputs_EOT
     if not wrapper.merged:
         for active in wrapper.active_adapters:
-            if active in wrapper.lora_A:
+            if active not in wrapper.lora_A:
+                continue
+            if hasattr(wrapper, "get_delta_factors"):
                 left, right, scale = wrapper.get_delta_factors(active)
-                outputs_EIT = outputs_EIT + scale * (left @ (right @ inputs_EOT))
+                added_EIT = scale * (left @ (right @ inputs_EOT))
+            else:
+                added_EIT = wrapper.get_delta_weight(active).reshape(weight_EIO.shape) @ inputs_EOT
+            outputs_EIT = outputs_EIT + added_EIT
     return outputs_EIT

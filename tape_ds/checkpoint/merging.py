@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from peft import PeftConfig, PeftModel
 from transformers import PreTrainedModel
+from transformers import initialization as init
 
 from tape_ds.checkpoint import peft_adapter, trained, whole_merge
 from tape_ds.checkpoint.adapted_weights import AdaptedWeights, check_kind
@@ -89,12 +90,13 @@ def of_run(folder: str | Path, *, base_anyway: bool = False, check_logits: bool 
 
     def load(dtype: torch.dtype) -> PreTrainedModel:
         model = load_trained(folder, base_anyway=base_anyway, dtype=dtype).eval()
-        return whole_merge.merged(model, _OF_RUN, str(folder)) if isinstance(model, PeftModel) else model
+        if isinstance(model, PeftModel):
+            return whole_merge.merged(model, _OF_RUN, str(folder))
+        exact.require_finite(model, _OF_RUN, str(folder))
+        return model
 
-    is_merged = not any(folder.glob(WHOLE_WEIGHTS))
-    return WholeModel(
-        partial(_weights_of_run, folder, base_anyway, check_logits), load, is_merged, _OF_RUN, str(folder)
-    )
+    weights = partial(_weights_of_run, folder, base_anyway, check_logits)
+    return WholeModel(weights, load, not any(folder.glob(WHOLE_WEIGHTS)), _OF_RUN, str(folder))
 
 
 def of_folder(
@@ -104,11 +106,26 @@ def of_folder(
     field: str,
     name: str,
     check_logits: bool = False,
+    runs_code: bool = False,
 ) -> WholeModel:
-    """Return the model of a folder of whole weights; ``load`` takes arguments of ``from_pretrained``."""
+    """Return the model of a folder of whole weights.
+
+    Args:
+        load: takes arguments of ``from_pretrained``.
+        config: of the folder.
+        field, name: of it, for messages.
+        check_logits: see :class:`AdaptedWeights`.
+        runs_code: whether code that came with it may run.
+    """
     if check_logits:
         _say_nothing_is_merged()
-    return WholeModel(partial(stored, folder, config, load), lambda dtype: load(dtype=dtype), False, field, name)
+
+    def weights() -> ModelWeights:
+        if runs_code:
+            raise NotByTensorError("its base may run code of its own")
+        return _stored(folder, config, load)
+
+    return WholeModel(weights, lambda dtype: load(dtype=dtype), False, field, name)
 
 
 def of_adapter(folder: Path, base: WholeModel, base_name: str, name: str, check_logits: bool = False) -> WholeModel:
@@ -143,7 +160,7 @@ def original_dtype(folder: str | Path, *, base_anyway: bool = False) -> torch.dt
     return exact.stored_dtype(source, extendable.read(source))
 
 
-def stored(folder: Path, config: Any, load: Callable[..., PreTrainedModel]) -> ModelWeights:
+def _stored(folder: Path, config: Any, load: Callable[..., PreTrainedModel]) -> ModelWeights:
     """Return the weights of a folder; ``load`` takes arguments of ``from_pretrained``. Raises NotByTensorError."""
     if getattr(config, "quantization_config", None) is not None:
         raise NotByTensorError("its base is quantised")
@@ -154,20 +171,21 @@ def stored(folder: Path, config: Any, load: Callable[..., PreTrainedModel]) -> M
 def _weights_of_run(folder: Path, base_anyway: bool, check_logits: bool) -> ModelWeights:
     record = read_record(folder)
     config = extendable.read(folder)
-    is_whole = any(folder.glob(WHOLE_WEIGHTS))
-    if is_whole or record.base is None:
+    if any(folder.glob(WHOLE_WEIGHTS)):
         if check_logits:
             _say_nothing_is_merged()
-        return stored(folder, config, partial(extendable.load, folder, config))
+        return _stored(folder, config, partial(extendable.load, folder, config))
+    trained.check_base(folder, record)
     place = find_base(folder, record, base_anyway)
-    base = stored(Path(place), config, partial(extendable.load, place, config))
+    base = _stored(Path(place), config, partial(extendable.load, place, config))
     if (folder / weight_files.ADAPTER_CONFIG).is_file():
         wrong = "peft could not put its adapter onto the base"
         with as_message(wrong, _OF_RUN, str(folder), READ_AGAIN):
             check_kind(PeftConfig.from_pretrained(folder))
 
         def attach(model: PreTrainedModel, _: Any) -> PeftModel:
-            return trained.with_adapters(folder, record, model)
+            with init.no_init_weights():  # LoRA's are all in the folder
+                return trained.with_adapters(folder, record, model)
 
         return AdaptedWeights(base, attach, _OF_RUN, str(folder), check_logits)
     if check_logits:

@@ -269,18 +269,21 @@ def load_trained(folder: str | Path, *, base_anyway: bool = False, **arguments: 
     config = extendable.read(folder)
     if any(folder.glob(WHOLE_WEIGHTS)):
         return extendable.load(folder, config, **arguments)
-    if record.base is None:
-        wrong, remedy = (
-            "a model trained from scratch, without weights",
-            "restore its model*.safetensors: it has no base",
-        )
-        raise UserError(Problem("trained weights", str(folder), wrong, remedy))
+    check_base(folder, record)
     model: Any = extendable.load(find_base(folder, record, base_anyway), config, **arguments)
     if (folder / "adapter_config.json").exists():
         return with_adapters(folder, record, model)
     if record.names:
         apply_trained(folder, model, record.names)
     return model
+
+
+def check_base(folder: Path, record: TrainedRecord) -> None:
+    """Raise UserError for a folder without whole weights that has no base either."""
+    if record.base is None:
+        wrong = "a model trained from scratch, without weights"
+        remedy = "restore its model*.safetensors: it has no base"
+        raise UserError(Problem("trained weights", str(folder), wrong, remedy))
 
 
 def with_adapters(folder: Path, record: TrainedRecord, model: PreTrainedModel) -> PeftModel:

@@ -15,6 +15,8 @@ tokenizer, such as its base's.
 
 import argparse
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +58,15 @@ def main(argv: list[str] | None = None) -> int:
     raise_if_any(problems)
 
     from tape_ds.data import tokenizer as tokenizers
-    from tape_ds.models import saving
     from tape_ds.models.library_messages import quieten_libraries
 
     quieten_libraries()
-    model, tokenizer = convert_source(options)
+    converted, tokenizer = convert_source(options)
+    model: Any = None
 
     def write(folder: Path) -> None:
-        saving.save(model, folder)
+        nonlocal model
+        model = converted(folder)
         if tokenizer is not None:
             tokenizers.save(tokenizer, folder)
 
@@ -72,25 +75,19 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def convert_source(options: argparse.Namespace) -> tuple[Any, Any]:
-    """Return the converted model and its tokenizer (None: a reference checkpoint without one), rows compared and cut.
-    Raises UserError: a source that cannot be converted, or rows that cannot be dropped."""
-    from tape_ds.data import tokenizer as tokenizers
-    from tape_ds.models import convert
-    from tape_ds.models.loading import exact, extendable, json_file, library_errors, model_folder, weight_files
-    from tape_ds.models.loading.reference_checkpoint import from_reference
+def convert_source(options: argparse.Namespace) -> tuple[Callable[[Path], Any], Any]:
+    """Return what writes the converted model into a folder and returns it, and its tokenizer (None: a reference
+    checkpoint without one), rows compared. Raises UserError: a source that cannot be converted, or rows that cannot be
+    dropped."""
+    from tape_ds.checkpoint import merging
+    from tape_ds.models import convert, saving
+    from tape_ds.models.loading import exact, extendable, model_folder
 
     source = options.source
     if options.kind == "reference-to-tape":
-        folder = Path(source)
-        files = sorted(folder.glob("*.safetensors"))
-        if not files or not (folder / "config.json").is_file():
-            remedy = "give a folder with config.json and *.safetensors (no pickles are read)"
-            raise UserError(Problem("source", source, "no reference checkpoint", remedy))
-        tensors = {name: tensor for file in files for name, tensor in weight_files.read(file, "source").items()}
-        config = json_file.read(folder / "config.json", "source", source)
-        with library_errors.as_message("it could not be converted", "source", source, "give the folder as published"):
-            model = from_reference(tensors, config, options.variant)
+        reference = _from_reference(source, options.variant)
+        config: Any = reference.config
+        exact.require_finite(reference, "source", source)
     else:
         source = model_folder.resolve(source)
         changes: dict[str, Any] = {}
@@ -99,22 +96,69 @@ def convert_source(options: argparse.Namespace) -> tuple[Any, Any]:
         native = extendable.read(source)
         config = convert.tape_config(native, **changes)
         extendable.check_weights(source, config)  # before memory is taken for what config.json says
-        model = convert.load(source, config, dtype=exact.stored_dtype(source, native))
-    exact.require_finite(model, "source", options.source)
-
-    tokenizer = None
-    if options.tokenizer is not None:
-        tokenizer = tokenizers.load_tokenizer(options.tokenizer, "--tokenizer")
-    elif not Path(source).is_dir() or any((Path(source) / name).is_file() for name in _TOKENIZER_FILES):
-        tokenizer = tokenizers.load_tokenizer(source, "source")
+    tokenizer = _tokenizer(options, source)
     if tokenizer is not None:
-        raise_if_any(convert.check_rows(model.config, tokenizer))
+        raise_if_any(convert.check_rows(config, tokenizer))
         if options.rows is not None:
-            print(f"rows of the vocabulary: {model.config.vocab_size:,} -> {options.rows:,}")
-            model = convert.cut_rows(model, options.rows, tokenizer)
-        if note := convert.rows_note(model.config, tokenizer):
-            print(note)
+            print(f"rows of the vocabulary: {config.vocab_size:,} -> {options.rows:,}")
     elif options.rows is not None:
         remedy = "name the tokenizer that goes with the model: its tokens keep their rows"
         raise UserError(Problem("--tokenizer", None, "missing: the source has none", remedy))
-    return (convert.to_plain(model) if options.kind == "tape-to-llama" else model), tokenizer
+
+    def change(model: Any) -> Any:
+        if options.rows is not None:
+            model = convert.cut_rows(model, options.rows, tokenizer)
+        return convert.to_plain(model) if options.kind == "tape-to-llama" else model
+
+    if options.kind == "reference-to-tape":
+        changed = change(reference)
+        _note(changed.config, tokenizer)
+
+        def save(folder: Path) -> Any:
+            saving.save(changed, folder)
+            return changed
+
+        return save, tokenizer
+
+    load = partial(convert.load, source, config)
+    whole = merging.of_folder(Path(source), load, config, "source", options.source)
+
+    def write(folder: Path) -> Any:
+        model = whole.write(folder, exact.stored_dtype(source, native), change)
+        _note(model.config, tokenizer)
+        return model
+
+    return write, tokenizer
+
+
+def _from_reference(source: str, variant: str) -> Any:
+    from tape_ds.models.loading import json_file, library_errors, weight_files
+    from tape_ds.models.loading.reference_checkpoint import from_reference
+
+    folder = Path(source)
+    files = sorted(folder.glob("*.safetensors"))
+    if not files or not (folder / "config.json").is_file():
+        remedy = "give a folder with config.json and *.safetensors (no pickles are read)"
+        raise UserError(Problem("source", source, "no reference checkpoint", remedy))
+    tensors = {name: tensor for file in files for name, tensor in weight_files.read(file, "source").items()}
+    config = json_file.read(folder / "config.json", "source", source)
+    with library_errors.as_message("it could not be converted", "source", source, "give the folder as published"):
+        return from_reference(tensors, config, variant)
+
+
+def _tokenizer(options: argparse.Namespace, source: str) -> Any:
+    """Return the tokenizer that was asked for, or the source's; None: it has none."""
+    from tape_ds.data import tokenizer as tokenizers
+
+    if options.tokenizer is not None:
+        return tokenizers.load_tokenizer(options.tokenizer, "--tokenizer")
+    if not Path(source).is_dir() or any((Path(source) / name).is_file() for name in _TOKENIZER_FILES):
+        return tokenizers.load_tokenizer(source, "source")
+    return None
+
+
+def _note(config: Any, tokenizer: Any) -> None:
+    from tape_ds.models import convert
+
+    if tokenizer is not None and (note := convert.rows_note(config, tokenizer)):
+        print(note)

@@ -121,7 +121,7 @@ def ranking(plans: Sequence[Plan]) -> str:
 
 def page(plan: Plan, price: float | None) -> str:
     """Return memory by part, work, traffic, time and largest sizes of one job."""
-    from tape_ds.planning import roofline, search
+    from tape_ds.planning import afterwards, roofline, search
     from tape_ds.planning.prediction import GIB
 
     job, gpu, found, step = plan.job, plan.job.gpu, plan.memory, plan.step
@@ -172,6 +172,10 @@ def page(plan: Plan, price: float | None) -> str:
             "time": run + cost if job.steps else "the recipe counts epochs: the steps are not known before the data",
             "longest sequence that fits": f"{search.largest_length(job):,} tokens, one on each data-parallel rank",
             "largest micro-batch that fits": f"{search.largest_micro_batch(job):,} sequences of {job.length:,} tokens",
+        },
+        "after it, GiB of main memory": {
+            "merge, export": f"{afterwards.merging(job) / GIB:8.2f}",
+            "evaluate, serve: while they load": f"{afterwards.loading(job) / GIB:8.2f}",
         },
     }
     shown = {head: rows for head, rows in blocks.items() if rows}  # one GPU sends nothing

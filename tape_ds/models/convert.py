@@ -25,6 +25,7 @@ from tape_ds import encodings
 from tape_ds.encodings import trained_rope
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models.configuration import TapeConfig
+from tape_ds.models.hollow import is_hollow
 from tape_ds.models.llama import TapeForCausalLM
 from tape_ds.models.loading.config_file import LLAMA, QWEN2, QWEN3, check_llama_shaped, plain_type
 from tape_ds.models.loading.exact import fill, load_exact
@@ -145,7 +146,8 @@ def cut_rows(model: TapeForCausalLM, rows: int, tokenizer: Any) -> TapeForCausal
             each.pad_token_id = None
     tensors = model.state_dict()
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
-        tensors[name] = tensors[name][:rows].clone()
+        kept = tensors[name][:rows]
+        tensors[name] = kept if is_hollow(kept) else kept.clone()
     with torch.device("meta"):
         cut = TapeForCausalLM(config)
     cut = fill(cut, tensors, "model")

@@ -5,7 +5,7 @@ such as the matrices of all experts of a layer (``WeightConverter``); when it sa
 so with tensors on the meta device that know where they come from: which rule applies stays its secret.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,19 @@ def file_tensors(model: PreTrainedModel) -> list[FileTensor]:
         is_whole = id(tensor) in given
         found.append(FileTensor(name, tuple(tensor.shape), tensor.dtype, tensor.parameters, is_whole))
     return found
+
+
+def made_together(tensor: FileTensor, tensors: Collection[FileTensor]) -> tuple[list[str], list[str]]:
+    """Return the parameters that a tensor is made of, with all others that its companions need, and the names of these
+    tensors."""
+    parameters = set(tensor.parameters)
+    members: list[FileTensor] = []
+    while True:
+        found = [each for each in tensors if each.parameters & parameters]
+        if len(found) == len(members):
+            return sorted(parameters), [each.name for each in members]
+        members = found
+        parameters.update(*(each.parameters for each in members))
 
 
 def reverted(model: PreTrainedModel, tensors: Mapping[str, Any]) -> dict[str, Any]:

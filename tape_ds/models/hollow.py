@@ -50,9 +50,9 @@ def owners(model: nn.Module) -> dict[str, list[tuple[nn.Module, str]]]:
     return found
 
 
-def is_hollow(parameter: nn.Parameter) -> bool:
-    """Whether a parameter has one number for several places."""
-    return parameter.untyped_storage().nbytes() < parameter.numel() * parameter.itemsize
+def is_hollow(tensor: Tensor) -> bool:
+    """Whether a tensor has one number for several places."""
+    return tensor.untyped_storage().nbytes() < tensor.nbytes
 
 
 def put(places: list[tuple[nn.Module, str]], tensor: Tensor) -> None:

@@ -1,5 +1,6 @@
 """The weights of a whole model, read one at a time from the files of its folder."""
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
@@ -11,7 +12,7 @@ from transformers.modeling_utils import LoadStateDictConfig
 
 from tape_ds.errors import raise_if_any
 from tape_ds.models import hollow
-from tape_ds.models.file_tensors import FileTensor, file_tensors, reverted, tied_names
+from tape_ds.models.file_tensors import FileTensor, file_tensors, made_together, reverted, tied_names
 from tape_ds.models.loading import exact
 from tape_ds.models.loading.tensor_rows import LoadedRows, StoredRows, TensorRows, pieces
 
@@ -52,11 +53,13 @@ class StoredWeights(ModelWeights):
         self._stored = stored
         self._untie_what_differs()
         self._places: dict[str, str] = {}
-        self._fused: dict[str, list[str]] = {}
+        self._fused: dict[str, FileTensor] = {}
         self._made: dict[str, Tensor] = {}
         kept = set(stored.names())
+        self._kept = kept
         new = set()
-        for tensor in file_tensors(self.model):
+        self._tensors = file_tensors(self.model)
+        for tensor in self._tensors:
             is_there = tensor.name in kept and stored.shape(tensor.name) == tensor.shape
             if tensor.is_whole:
                 (parameter,) = tensor.parameters
@@ -67,12 +70,10 @@ class StoredWeights(ModelWeights):
                 continue
             if not is_there:
                 raise NotByTensorError(f"its files have no {tensor.name}, as transformers would write it")
-            for parameter in tensor.parameters:
-                self._fused.setdefault(parameter, []).append(tensor.name)
+            self._fused |= dict.fromkeys(tensor.parameters, tensor)
         for target, source in self.model.all_tied_weights_keys.items():
             self._tie(target, source, kept, new)
-        self.new = frozenset(new)
-        """Parameters that are in no file, such as those of an encoding that the base has not."""
+        self._new = new
 
     def _tie(self, target: str, source: str, kept: set[str], new: set[str]) -> None:
         if source in new and target in kept:  # a file may have either of the two
@@ -93,12 +94,14 @@ class StoredWeights(ModelWeights):
                 self.model.get_submodule(path).register_parameter(last, own)
 
     def unchanged(self, tensor: FileTensor) -> TensorRows | None:
-        fused = all(tensor.name in self._fused.get(parameter, ()) for parameter in tensor.parameters)
-        return self._stored if fused else None
+        is_kept = tensor.parameters <= self._fused.keys() and tensor.name in self._kept
+        return self._stored if is_kept else None
 
     def rows(self, name: str, first: int = 0, last: int | None = None) -> Tensor:
         if name in self._places:
             return self._stored.rows(self._places[name], first, last)
+        if name in self._new:
+            return LoadedRows({name: self._initial(name)}).rows(name, first, last)
         if name not in self._fused:
             raise NotByTensorError(f"{name} is in no file of the base")
         if name not in self._made:
@@ -106,9 +109,26 @@ class StoredWeights(ModelWeights):
             self._made = self._converted(name)
         return LoadedRows(self._made).rows(name, first, last)
 
+    def _initial(self, name: str) -> Tensor:
+        """Return a parameter that no file has, such as an encoding's that the base lacks, as its class starts it."""
+        path = name.rpartition(".")[0]
+        while self._is_new(path.rpartition(".")[0]):
+            path = path.rpartition(".")[0]
+        module = copy.deepcopy(self._on_meta.get_submodule(path)).to_empty(device="cpu")
+        for part in reversed(list(module.modules())):  # children first, as transformers does it
+            self._on_meta._init_weights(part)
+        owner, _, last = name.removeprefix(f"{path}.").rpartition(".")
+        value: Tensor = getattr(module.get_submodule(owner), last).detach()
+        return value
+
+    def _is_new(self, path: str) -> bool:
+        """Whether no file has any parameter below a module."""
+        return bool(path) and not any(each.startswith(f"{path}.") for each in self._places.keys() | self._fused.keys())
+
     def _converted(self, name: str) -> dict[str, Tensor]:
         """Return a parameter that transformers makes of several tensors, and those that it makes with it, in fp32."""
-        tensors = {each: self._stored.rows(each) for each in self._fused[name]}
+        _, members = made_together(self._fused[name], self._tensors)
+        tensors = {each: self._stored.rows(each) for each in members}
         settings = LoadStateDictConfig(
             device_map={"": "cpu"}, dtype=torch.float32, weight_mapping=self._on_meta._weight_conversions
         )
@@ -121,6 +141,8 @@ class StoredWeights(ModelWeights):
             if parameter.device.type != "meta":
                 made[path] = parameter.detach()
                 hollow.put(places, torch.empty_like(made[path], device="meta"))
+        if name not in made:
+            raise NotByTensorError(f"transformers made no {name} of {len(members)} tensors")
         for each, tensor in reverted(self._on_meta, made).items():
             if each not in tensors or not torch.equal(tensor, tensors[each].float()):
                 raise NotByTensorError(f"transformers does not write {each} as it was read")

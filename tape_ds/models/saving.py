@@ -19,13 +19,28 @@ def save(model: PreTrainedModel, folder: str | Path, **arguments: Any) -> None:
     """Write a model folder. transformers refuses to save generation settings that contradict each other once they are
     changed: Vicuna's have a temperature and no do_sample."""
     own = model.generation_config
-    unchecked = copy.copy(own)
-    unchecked.__class__ = _Unchecked
-    model.generation_config = unchecked
+    model.generation_config = _unchecked(own)
     try:
         model.save_pretrained(folder, **arguments)
     finally:
         model.generation_config = own
+
+
+def save_settings(model: PreTrainedModel, folder: Path) -> None:
+    """Write what ``save_pretrained`` writes beside the weights. It asks first whether the model is wrapped, and imports
+    deepspeed for that."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model.config.dtype = str(model.dtype).removeprefix("torch.")
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(folder)
+    if model.can_generate():
+        _unchecked(model.generation_config).save_pretrained(folder)
+
+
+def _unchecked(settings: GenerationConfig) -> GenerationConfig:
+    unchecked = copy.copy(settings)
+    unchecked.__class__ = _Unchecked
+    return unchecked
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from tape_ds import storage
 from tape_ds.errors import raise_if_any
 from tape_ds.models import hollow, saving
-from tape_ds.models.file_tensors import FileTensor, file_tensors, reverted
+from tape_ds.models.file_tensors import FileTensor, file_tensors, made_together, reverted
 from tape_ds.models.loading import exact
 from tape_ds.models.loading.tensor_rows import LoadedRows, bytes_of, pieces
 from tape_ds.models.loading.weight_files import WHOLE
@@ -44,22 +44,21 @@ def write(
     field: str,
     name: str,
     model: PreTrainedModel | None = None,
-    action: str = "writing",
 ) -> None:
     """Write ``folder``: configuration, settings of generation and weights in ``dtype``.
 
     Args:
         weights: used up.
         field, name: of their source, for messages.
-        model: in which class and with which configuration; default: the weights' own. Its parameters have their names.
-        action: word for the progress bar.
+        model: in which class and with which configuration; default: the weights' own. Its parameters have the same
+            names; one with fewer rows gets the first ones.
 
     Raises:
         UserError: weights are not finite.
     """
     model = weights.model if model is None else model
     hollow.empty(model, dtype)  # the configuration is saved with the dtype that the model has
-    saving.save(model, folder, state_dict={})
+    saving.save_settings(model, folder)
     tensors = {tensor.name: tensor for tensor in file_tensors(model)}
     forms = {each: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for each, tensor in tensors.items()}
     largest = inspect.signature(PreTrainedModel.save_pretrained).parameters["max_shard_size"].default
@@ -69,7 +68,7 @@ def write(
     )
     wrong: set[str] = set()
     total = sum(form.nbytes for form in forms.values())
-    bar = tqdm(total=total, desc=action, unit="B", unit_scale=True, disable=None, leave=False)
+    bar = tqdm(total=total, desc="writing", unit="B", unit_scale=True, disable=None, leave=False)
     with bar, _ShardFiles(folder, split.filename_to_tensors, forms) as shards:
         for each, rows in _in_order(weights, model, tensors):
             checked = _cast(rows, forms[each].dtype, each, wrong)
@@ -100,31 +99,19 @@ def _in_order(
             continue
         if tensor.is_whole:
             (parameter,) = tensor.parameters
-            yield name, pieces(weights, parameter)
+            yield name, pieces(weights, parameter, tensor.shape[0] if tensor.shape else None)
             continue
         unchanged = weights.unchanged(tensor)
         if unchanged is not None:
             yield name, pieces(unchanged, name)
             continue
-        parameters, members = _made_together(tensor, tensors)
+        parameters, members = made_together(tensor, tensors.values())
         read = {parameter: weights.rows(parameter) for parameter in parameters}
         made = LoadedRows(reverted(model, read))
         del read
         for member in members:
             yield member, pieces(made, member)
         done |= set(members)
-
-
-def _made_together(tensor: FileTensor, tensors: Mapping[str, FileTensor]) -> tuple[list[str], list[str]]:
-    """Return the parameters that a tensor is made of, with all others that its companions need, and these tensors."""
-    parameters = set(tensor.parameters)
-    members: list[str] = []
-    while True:
-        found = [name for name, each in tensors.items() if each.parameters & parameters]
-        if len(found) == len(members):
-            return sorted(parameters), members
-        members = found
-        parameters.update(*(tensors[name].parameters for name in members))
 
 
 class _ShardFiles:

@@ -75,6 +75,9 @@ class FoundModel:
     def load(self) -> PreTrainedModel:
         """Return the whole model in its dtype on its device, in evaluation mode."""
         model = self.whole.fill(self.dtype)
+        if getattr(model.config, "quantization_config", None) is None:  # packed weights cannot be cast
+            for parameter in model.parameters():  # the module's own cast would round the rotary frequencies, too
+                parameter.data = parameter.data.to(self.dtype)
         if self.changed is not None:
             own: Any = model
             change_positions(own, self.changed)
@@ -286,7 +289,7 @@ def _find(name_or_path: str, options: LoadOptions) -> FoundModel:
         load_options=options,
         dtype=dtype,
         files=[*_model_files(folder), *(sorted(folder.rglob("*.py")) if options.trust_remote_code else ())],
-        whole=merging.of_folder(folder, load, config, "model", name_or_path),
+        whole=merging.of_folder(folder, load, config, "model", name_or_path, runs_code=options.trust_remote_code),
         tokenizer_name_or_path=options.tokenizer or str(folder),
     )
 

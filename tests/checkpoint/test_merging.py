@@ -15,6 +15,7 @@ from tape_ds.cli import merge
 from tape_ds.errors import UserError
 from tape_ds.methods.prepare import prepare
 from tape_ds.models import convert
+from tape_ds.models.writing import SafetensorsFile
 from tests.methods.test_methods import settings
 from tests.models.helpers import VOCABULARY, tiny_config
 
@@ -96,6 +97,6 @@ def test_the_tool_writes_a_whole_folder_or_none(tmp_path, monkeypatch, capsys):
     def refuse(self, *arguments, **options):
         raise RuntimeError("I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(TapeForCausalLM, "save_pretrained", refuse)
+    monkeypatch.setattr(SafetensorsFile, "write", refuse)
     assert merge.main([str(folder), str(tmp_path / "other")]) == 2
     assert not list(tmp_path.glob("other*")) and "is full" in capsys.readouterr().err

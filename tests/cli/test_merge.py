@@ -18,7 +18,9 @@ from transformers import (
 )
 
 from tape_ds import TapeForCausalLM, storage
+from tape_ds.checkpoint.adapted_weights import AdaptedWeights
 from tape_ds.cli import export, merge
+from tape_ds.models import writing
 from tape_ds.models.loading import config_file
 from tape_ds.models.writing import SafetensorsFile
 from tests.export.conftest import base
@@ -146,7 +148,7 @@ EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
     ],
 )
 def test_experts_and_all_else_are_merged_tensor_by_tensor(tmp_path, options, capsys):
-    """The weights are those of peft's own merge in fp32, rounded once, and files name their tensors as the base's do."""
+    """The weights are those of peft's own merge in fp32, rounded once, and files name their tensors as a base's."""
     base = mixture(tmp_path / "base")
     folder = adapter(base, tmp_path / "adapter", **options)
     assert merge.main([str(folder), str(tmp_path / "whole"), "--check_logits"]) == 0
@@ -183,6 +185,61 @@ def test_a_base_of_torch_s_own_files_is_merged(base, tmp_path):
     assert merge.main([str(folder), str(tmp_path / "of-torch")]) == 0
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("of-safetensors", "of-torch")]
     assert files[0] == files[1]
+
+
+def test_logits_are_compared_on_request(base, tmp_path, monkeypatch, capsys):
+    """A norm that no layer's comparison reads, because it has no adapter."""
+    folder = adapter(base, tmp_path / "adapter")
+    read = AdaptedWeights.rows
+
+    def wrong(self, name, *places):
+        return read(self, name, *places) * (1.001 if name == "model.norm.weight" else 1)
+
+    monkeypatch.setattr(AdaptedWeights, "rows", wrong)
+    assert merge.main([str(folder), str(tmp_path / "unseen")]) == 0
+    assert merge.main([str(folder), str(tmp_path / "out"), "--check_logits"]) == 2
+    assert "merging changed logits by" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("tied", [False, True])
+def test_embeddings_in_the_adapter_s_file_take_the_base_s_place(base, tmp_path, tied):
+    """peft stores embeddings that have an adapter, as they were in training: with rows that were added for tokens."""
+    model = AutoModelForCausalLM.from_pretrained(base, tie_word_embeddings=tied)
+    model.save_pretrained(tmp_path / "base")
+    with torch.no_grad():
+        model.get_input_embeddings().weight[7] += 1
+    config = LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj", "embed_tokens"], init_lora_weights=False)
+    adapted = get_peft_model(model, config).eval()
+    adapted.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
+    adapted.save_pretrained(tmp_path / "adapter")
+    assert any("base_layer" in name for name in load_file(tmp_path / "adapter" / "adapter_model.safetensors"))
+    assert merge.main([str(tmp_path / "adapter"), str(tmp_path / "out")]) == 0
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    loaded = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(tmp_path / "base"), str(tmp_path / "adapter")
+    )
+    assert not whole.config.tie_word_embeddings
+    torch.testing.assert_close(logits(whole), logits(loaded), atol=1e-5, rtol=0)
+
+
+def test_bytes_are_counted_as_they_are_written(base, tmp_path, monkeypatch):
+    bars = []
+
+    class Bar(writing.tqdm):
+        def __init__(self, **options):
+            super().__init__(**options)
+            self.counted = 0
+            bars.append(self)
+
+        def update(self, count):
+            self.counted += count
+
+    monkeypatch.setattr(writing, "tqdm", Bar)
+    assert merge.main([str(adapter(base, tmp_path / "adapter")), str(tmp_path / "out")]) == 0
+    (bar,) = bars
+    total = sum(tensor.nbytes for tensor in load_file(tmp_path / "out" / "model.safetensors").values())
+    assert bar.counted == bar.total == total
 
 
 def killed_at(place, name, calls, arguments):

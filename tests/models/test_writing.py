@@ -52,9 +52,8 @@ def test_a_written_folder_is_the_one_that_transformers_saves(tmp_path, make, dty
 
 def test_shards_are_those_of_transformers(tmp_path, monkeypatch):
     """And so is the index; the base's own shards may be others."""
-    model = llama()
-    model.save_pretrained(tmp_path / "base", max_shard_size="30KB")
-    model.save_pretrained(tmp_path / "theirs", max_shard_size="50KB")
+    llama().save_pretrained(tmp_path / "base", max_shard_size="30KB")
+    LlamaForCausalLM.from_pretrained(tmp_path / "base").save_pretrained(tmp_path / "theirs", max_shard_size="50KB")
     signature = inspect.signature(PreTrainedModel.save_pretrained)
     smaller = [
         each.replace(default="50KB") if each.name == "max_shard_size" else each

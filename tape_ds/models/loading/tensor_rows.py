@@ -45,15 +45,16 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return memoryview(array)
 
 
-def pieces(tensors: TensorRows, name: str) -> Iterator[Tensor]:
-    """Yield a tensor from its first row to its last, about :data:`PIECE` numbers at a time."""
+def pieces(tensors: TensorRows, name: str, count: int | None = None) -> Iterator[Tensor]:
+    """Yield a tensor's first ``count`` rows (default: all of them) in order, about :data:`PIECE` numbers at a time."""
     shape = tensors.shape(name)
     if math.prod(shape) <= PIECE:
-        yield tensors.rows(name)
+        yield tensors.rows(name, 0, count)
         return
     step = max(1, PIECE // math.prod(shape[1:]))
-    for first in range(0, shape[0], step):
-        yield tensors.rows(name, first, min(first + step, shape[0]))
+    end = shape[0] if count is None else count
+    for first in range(0, end, step):
+        yield tensors.rows(name, first, min(first + step, end))
 
 
 class StoredRows:
