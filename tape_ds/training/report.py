@@ -122,7 +122,7 @@ def mean_speed(history: Sequence[Mapping[str, float]]) -> float | None:
     """
     timed = [entry for entry in history if entry.get("tokens_per_second", 0) > 0]
     # of one token a step: how many it has cancels out
-    tokens = 0
+    tokens = 0.0
     seconds = 0.0
     for before, entry in itertools.pairwise(timed):
         steps = entry["step"] - before["step"]
