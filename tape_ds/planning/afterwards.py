@@ -3,8 +3,8 @@
 from tape_ds.planning.job import Job
 
 LIBRARIES = 0.6 * 2**30
-"""Bytes of a process with Python and its libraries, and of the few MiB of weights that are read at once (measured:
-benchmarks/results/merge_cost_cpu.md)."""
+"""Bytes of a process with Python and its libraries, and of the few MiB of weights that are read at once (measured by
+``python -m benchmarks merge``)."""
 _FP32 = 4
 
 
