@@ -8,7 +8,7 @@ import importlib.abc
 import importlib.machinery
 import sys
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, MutableSequence
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ def _new(name: str) -> Any:
 
 
 class _Module(types.ModuleType):
-    __path__: Sequence[str] = []
+    __path__: MutableSequence[str] = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -75,7 +75,7 @@ def install(*names: str) -> None:
 def without_compiler() -> None:
     """Let ``torch.compile`` return what it is given: without Triton it fails when a module is imported."""
 
-    def compile(function: Any = None, **options: Any) -> Any:
+    def as_it_is(function: Any = None, **options: Any) -> Any:
         return function if function is not None else lambda given: given
 
-    torch.compile = compile
+    setattr(torch, "compile", as_it_is)  # noqa: B010 - to a type checker it is overloaded
