@@ -29,6 +29,7 @@ TRAITS: Mapping[str, str] = {
     "yarn_betas": "beta_fast, beta_slow other than 32 and 1",
     "yarn_betas_unnamed": "no beta_fast and beta_slow in config.json",
     "yarn_length_unnamed": f"no {WINDOW} in config.json",
+    "yarn_beyond_factor": f"yarn with a length beyond factor times {WINDOW}",
     "rope_parameters_only": "rope_parameters alone",
     "older_keys_only": "rope_theta and rope_scaling alone",
     BY_LAYER: "RoPE parameters for each kind of layer",
@@ -74,7 +75,7 @@ def form_of(config: Mapping[str, Any]) -> RopeForm:
     values = {**stated, "rope_theta": theta, "length": config.get("max_position_embeddings"), "family": family}
     traits = [_scaling(kind, stated)]
     if kind == "yarn":
-        traits += _of_yarn(stated)
+        traits += _of_yarn(stated, config.get("max_position_embeddings"))
         values["attn_factor"] = own_attention_factor(stated) or 1.0
     traits += _spelling(config, kind, theta)
     return RopeForm(family, tuple(traits), values)
@@ -88,16 +89,24 @@ def _scaling(kind: str, stated: Mapping[str, Any]) -> str:
     return kind
 
 
-def _of_yarn(stated: Mapping[str, Any]) -> list[str]:
+def _of_yarn(stated: Mapping[str, Any], length: int | None) -> list[str]:
     found = _of_attention(stated)
     named = {name: stated[name] for name in BETAS if stated.get(name) is not None}
     if any(value != BETAS[name] for name, value in named.items()):
         found.append("yarn_betas")
     if len(named) < len(BETAS):
         found.append("yarn_betas_unnamed")
-    if stated.get(WINDOW) is None:
+    window = stated.get(WINDOW)
+    if window is None:
         found.append("yarn_length_unnamed")
+    elif length is not None and _reaches(stated.get("factor"), window) < length:
+        found.append("yarn_beyond_factor")
     return found
+
+
+def _reaches(factor: float | None, window: float) -> float:
+    """Return the tokens that YaRN's factor reaches; without one it is what reaches the length."""
+    return math.ceil(factor * window) if factor else math.inf
 
 
 def _of_attention(stated: Mapping[str, Any]) -> list[str]:

@@ -39,9 +39,9 @@ def of_exported(families: Iterable[str] = ("llama",)) -> str:
     rows = []
     for engine in engines().values():
         for group in engine.groups:
-            shown = [family for family in families if family in group.families]
-            if shown:
-                rows.append(_row(engine, group, shown))
+            said_twice = [family for family in _SAID_TWICE if family in families and family in group.families]
+            others = [family for family in families if family in group.families and family not in _SAID_TWICE]
+            rows += [_row(engine, group, shown) for shown in (said_twice, others) if shown]
     head = ("engine", "right", "right with a flag", "refused", "**silently wrong**", "tried")
     return markdown_table(head, rows, "l")
 

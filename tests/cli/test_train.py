@@ -31,7 +31,8 @@ def test_the_plan_says_which_engines_will_serve_it():
         next(each for each in train.describe(load([*words, *more], world_size=1)).splitlines() if "served " in each)
         for more in ([], ["--rope_parameters.attention_factor", "1.0"], ["--method", "tape+lora"])
     ]
-    assert served[0].partition("; ")[0].endswith("right by vLLM, SGLang, LMDeploy, mlx-lm, OpenVINO, llama.cpp")
+    assert served[0].partition("; ")[0].endswith("right by vLLM, SGLang, mlx-lm, OpenVINO, llama.cpp")
+    assert "; right with a flag by LMDeploy; " in served[0]
     assert "SILENTLY WRONG in onnxruntime-genai" in served[0] and "refused by CTranslate2" in served[0]
     assert served[1] != served[0] and "transformers with the folder's own code" in served[2]
 

@@ -19,6 +19,7 @@ _SCALED = {
     "yarn_betas": {**_YARN, "beta_fast": 8, "beta_slow": 1},
     "yarn_betas_unnamed": _UNNAMED,
     "yarn_length_unnamed": {"rope_type": "yarn", "factor": 4.0},
+    "yarn_beyond_factor": {**_YARN, "factor": 2.0},
     "rope_parameters_only": _YARN,
     "older_keys_only": _YARN,
 }

@@ -35,6 +35,14 @@ def test_every_result_of_a_scaling_is_in_one_cell():
     assert refused.startswith("every yarn: ") and wrong.startswith("llama3: unscaled")
 
 
+def test_a_model_type_whose_factor_on_attention_is_written_once_has_a_row_of_its_own():
+    """SGLang reads the factor of a Qwen2 and a Qwen3 from mscale, which export does not write for others."""
+    rows = [row for row in pages.of_exported(("qwen2", "qwen3", "olmo2")).splitlines() if row.startswith("| SGLang")]
+    assert [row.split(" | ")[0] for row in rows] == ["| SGLang 0.5.23, qwen2, qwen3", "| SGLang 0.5.23, olmo2"]
+    wrong = [row.split(" | ")[4] for row in rows]
+    assert not wrong[0].strip() and wrong[1].startswith("yarn with `attention_factor`: ")
+
+
 def test_a_flag_is_code_and_its_numbers_are_capitals():
     assert pages.in_code("--a {length} --b {x:.9g} (why)") == "`--a LENGTH --b X` (why)"
     assert pages.in_code("unscaled") == "unscaled"

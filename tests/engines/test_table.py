@@ -7,14 +7,19 @@ from tape_ds.engines import forms, table
 from tape_ds.export import config_json
 from tests.engines.examples import TRAITS, config_with
 
-WRONG = [
-    (engine.name, family, trait)
-    for engine in table.engines().values()
-    for group in engine.groups
-    for family in group.families
-    for trait, cell in group.cells.items()
-    if cell.result == "wrong"
-]
+
+def cells_of(result):
+    """Name of the engine, model type and trait of each such cell."""
+    for engine in table.engines().values():
+        for group in engine.groups:
+            for family in group.families:
+                for trait, cell in group.cells.items():
+                    if cell.result == result:
+                        yield engine.name, family, trait
+
+
+WRONG = list(cells_of("wrong"))
+FLAG = list(cells_of("flag"))
 
 
 @pytest.mark.parametrize("trait", TRAITS)
@@ -34,6 +39,16 @@ def test_a_cell_that_is_silently_wrong_is_warned_of_at_export(engine, family, tr
     problem, *others = table.check_served("--check", [engine], config)
     assert problem.value == engine and not others
     assert problem.wrong == str(verdict) and "--check_anyway" in problem.remedy
+
+
+@pytest.mark.parametrize(("engine", "family", "trait"), FLAG, ids=["-".join(each) for each in FLAG])
+def test_a_cell_that_needs_a_flag_is_named_at_export_with_the_flag(engine, family, trait, capsys):
+    config = config_with(trait, family)
+    verdict = table.computed(engine, config)
+    export.print_engines(config, [])
+    assert verdict.result == "flag" and verdict.says
+    assert f"\n  {verdict.engine.label} computes it with {' and '.join(verdict.says)}\n" in capsys.readouterr().out
+    assert table.check_served("--check", [engine], config) == []
 
 
 def test_every_cell_names_what_it_says():
@@ -87,11 +102,30 @@ def test_the_form_that_most_engines_read():
     """YaRN with a rounded ramp and its length, bounds and factor on attention left out; and a changed base."""
     rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 256}
     content = {"model_type": "llama", "max_position_embeddings": 1024}
-    readers = {"vllm", "sglang", "lmdeploy", "mlx-lm", "openvino", "llama.cpp"}
-    for rope_parameters in (rope, {"rope_type": "default", "rope_theta": 5e5}):
+    readers = {"vllm", "sglang", "mlx-lm", "openvino", "llama.cpp"}
+    for rope_parameters, more in ((rope, set()), ({"rope_type": "default", "rope_theta": 5e5}, {"lmdeploy"})):
         config = config_json._spelled_twice(content, rope_parameters)
         right = {each.engine.name for each in table.verdicts(config) if each.result == "right"}
-        assert readers <= right
+        assert readers | more <= right
+
+
+def test_a_length_that_the_factor_of_yarn_does_not_reach_is_seen():
+    """vLLM has angles up to factor times the length before scaling; shorter ones are all right."""
+    config = config_with("yarn")
+    for length, result in ((1025, "wrong"), (1024, "right"), (700, "right")):
+        config["max_position_embeddings"] = length
+        assert table.computed("vllm", config).result == result
+        assert table.computed("sglang", config).result == "right"
+    for stated in (config["rope_scaling"], config["rope_parameters"]):
+        del stated["factor"]
+    assert "yarn_beyond_factor" not in forms.form_of(config).traits
+
+
+def test_lmdeploy_computes_yarn_in_its_other_engine_alone():
+    """From 0.14 on, TurboMind, which it takes by itself, gets the length after scaling in place of the one before."""
+    verdict = table.computed("lmdeploy", config_with("yarn"))
+    assert verdict.result == "flag" and verdict.says[0].startswith("--backend pytorch (")
+    assert table.computed("lmdeploy", config_with("llama3")).result == "right"
 
 
 def test_versions_and_dates_are_named():

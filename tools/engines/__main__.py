@@ -1,11 +1,12 @@
 """Run engines on folders of every scaling, each in an environment of its own, and compare them with the table.
 
-    python -m tools.engines                        every engine that runs without a GPU; half an hour
+    python -m tools.engines                        every engine; an hour
     python -m tools.engines mlx-lm ctranslate2
     python -m tools.engines --page                 the tables in docs/, from the data; nothing is run
 
 Results are written to docs/results/engines/NAME.json. Exit codes: 0 as in the table; 1 an engine computes something
-else, or could not be installed; 2 an unknown engine. Needs pip's index, and 2 GB of disk at a time.
+else, or could not be installed; 2 an unknown engine. Needs pip's index, 2 GB of disk at a time, and no GPU: engines
+that need one are compared by their cosines and sines.
 """
 
 import datetime
@@ -61,10 +62,12 @@ def _run(name: str, folder: Path, out: Path, results: Path) -> list[str]:
         log = out / "log.txt"
         tail = log.read_text(encoding="utf-8")[-2000:] if log.is_file() else ""
         return [f"{name}: {error}\n{tail}"]
-    found = list(comparison.measured(folder, out))
+    environment = environments.ENVIRONMENTS[name]
+    found = list(comparison.measured(folder, out, environment.families, environment.reference))
     stored = {
         "engine": name,
-        "packages": environments.ENVIRONMENTS[name].packages,
+        "packages": environment.pins,
+        "how": environment.how,
         "date": datetime.date.today().isoformat(),
         "reference": f"transformers {transformers.__version__}, eager, fp32",
         "python": platform.python_version(),

@@ -1,5 +1,5 @@
 """Folders of small models with random weights, one for each scaling and spelling, and what transformers computes of
-them.
+them: log-probabilities, and cosines and sines for the engines that are compared by them.
 
 The weights are sharp enough that a wrong angle shows: a wrong scaling changes log-probabilities by 0.5 to 7, and a
 right one by less than :data:`tools.engines.comparison.RIGHT`.
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tape_ds.engines import table
@@ -27,6 +27,8 @@ NATIVE = 256
 """Tokens of context before scaling."""
 LENGTHS = {"short": 100, "long": 600}
 """Tokens of the prompts."""
+TABLE_LENGTHS = {**LENGTHS, "edge": NATIVE + 1}
+"""Positions of the tables; ``edge``: the first text that is longer than before scaling."""
 _TARGET = 4 * NATIVE
 _VOCABULARY = 320
 _FREQUENCIES = 32  # half of a head
@@ -52,7 +54,7 @@ SCALINGS: Mapping[str, Mapping[str, Any]] = {
     "none": {"rope_type": "default"},
     "theta": {"rope_type": "default", "rope_theta": 500_000.0},
     "linear": {"rope_type": "linear", "factor": 4.0},
-    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 4.0},
     "yarn": _YARN,
     "yarn_attention": {**_YARN, "attention_factor": 1.0},
     "yarn_exact_ramp": {**_YARN, "truncate": False},
@@ -95,15 +97,16 @@ def cases() -> Iterator[Case]:
 
 def prompt(name: str) -> list[int]:
     """Return the token ids of a prompt: seeded, without special tokens."""
-    chosen = np.random.default_rng(0).integers(3, _VOCABULARY, max(LENGTHS.values()))
-    return [int(token) for token in chosen[: LENGTHS[name]]]
+    chosen = np.random.default_rng(0).integers(3, _VOCABULARY, max(TABLE_LENGTHS.values()))
+    return [int(token) for token in chosen[: TABLE_LENGTHS[name]]]
 
 
 def write(folder: Path) -> None:
-    """Write every case's model folder to ``folder / NAME``, with the reference ``transformers.npz`` (``short`` and
-    ``long``, log-probabilities fp32 [T, V]), and ``prompts.json``."""
+    """Write every case's model folder to ``folder / NAME``, and ``prompts.json``. References in a folder, by the names
+    of prompts: ``transformers.npz``, log-probabilities fp32 [T, V] (:data:`LENGTHS`); ``tables.npz``, cosines and sines
+    times the factor on attention, fp32 [T, 2 F] (:data:`TABLE_LENGTHS`)."""
     folder.mkdir(parents=True, exist_ok=True)
-    prompts = {name: prompt(name) for name in LENGTHS}
+    prompts = {name: prompt(name) for name in TABLE_LENGTHS}
     (folder / "prompts.json").write_text(json.dumps(prompts), encoding="utf-8")
     weights: dict[str, Any] = {}
     quieten_libraries()
@@ -112,11 +115,26 @@ def write(folder: Path) -> None:
             _write_case(case, folder / case.name, weights, prompts)
 
 
-def _write_case(case: Case, out: Path, weights: dict[str, Any], prompts: Mapping[str, list[int]]) -> None:
-    kind = CONFIG_MAPPING[case.family]
+def configuration(case: Case) -> PreTrainedConfig:
+    """Return the configuration of a case's model, as transformers has it."""
     rope = {"rope_theta": 10_000.0, **SCALINGS[case.scaling]}
     length = NATIVE if rope["rope_type"] == "dynamic" else _TARGET
-    config = kind(**_SIZES, max_position_embeddings=length, rope_parameters=copy.deepcopy(rope))
+    kind = CONFIG_MAPPING[case.family]
+    return kind(**_SIZES, max_position_embeddings=length, rope_parameters=copy.deepcopy(rope))
+
+
+def spelled(case: Case, written: dict[str, Any]) -> dict[str, Any]:
+    """Return the ``config.json`` of a case in its spelling, from what transformers wrote."""
+    if case.spelling == "rope_parameters_only":
+        return written
+    exported = config_json.for_engines(written, CONFIG_MAPPING[case.family])
+    if case.spelling == "older_keys_only":
+        exported.pop("rope_parameters")
+    return exported
+
+
+def _write_case(case: Case, out: Path, weights: dict[str, Any], prompts: Mapping[str, list[int]]) -> None:
+    config = configuration(case)
     config.dtype = torch.float32
     torch.manual_seed(0)
     model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
@@ -126,25 +144,34 @@ def _write_case(case: Case, out: Path, weights: dict[str, Any], prompts: Mapping
         weights[case.family] = model.state_dict()
     model.save_pretrained(out)
     _tokenizer().save_pretrained(out)
-    written = json.loads((out / "config.json").read_text(encoding="utf-8"))
-    exported = config_json.for_engines(written, kind)
-    if case.spelling == "rope_parameters_only":
-        exported = written
-    elif case.spelling == "older_keys_only":
-        exported.pop("rope_parameters")
+    exported = spelled(case, json.loads((out / "config.json").read_text(encoding="utf-8")))
     (out / "config.json").write_text(json.dumps(exported, indent=2), encoding="utf-8")
     flags = {each.engine.name: each.says for each in table.verdicts(exported) if each.result == "flag"}
     (out / "flags.json").write_text(json.dumps(flags), encoding="utf-8")  # which readers pass on
 
     again: Any = AutoModelForCausalLM.from_pretrained(out, attn_implementation="eager", dtype=torch.float32).eval()
     found: dict[str, Any] = {}
+    tables: dict[str, Any] = {}
+    rotary = copy.deepcopy(again.model.rotary_emb)
     for name, ids in prompts.items():
+        tables[name] = _table(copy.deepcopy(rotary), len(ids))  # a dynamic one remembers the longest text
+        if name not in LENGTHS:
+            continue
         with torch.no_grad():
             logits = again(torch.tensor([ids])).logits[0]
             as_made = model(torch.tensor([ids])).logits[0]
         assert torch.equal(logits, as_made), f"{case.name}: transformers reads another model from its folder"
         found[name] = torch.log_softmax(logits.float(), -1).numpy()
     np.savez(out / "transformers.npz", **found)
+    np.savez(out / "tables.npz", **tables)
+
+
+def _table(rotary: Any, length: int) -> np.ndarray:
+    """Return the cosines and sines of positions 0 to ``length``, times the factor on attention: fp32 [T, 2 F]."""
+    positions = torch.arange(length)[None]
+    cosines, sines = rotary(torch.zeros(1), positions)
+    # both halves of a head have the same angles
+    return torch.cat([cosines[0, :, :_FREQUENCIES], sines[0, :, :_FREQUENCIES]], -1).numpy()
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:

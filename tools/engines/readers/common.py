@@ -1,4 +1,4 @@
-"""What every reader does: go through the folders of cases, and write log-probabilities, or the error, of each.
+"""What every reader does: go through the folders of cases, and write what its engine computes, or the error, of each.
 
 Runs in an engine's own environment, with numpy alone.
 """
@@ -13,35 +13,50 @@ from typing import Any
 import numpy as np
 
 Compute = Callable[[list[int]], np.ndarray]
-"""Returns the logits [T, V] of token ids, or [1, V] of the last one."""
+"""Returns the logits [T, V] of token ids, or [1, V] of the last one; or their cosines and sines [T, 2 F]."""
+Load = Callable[[Path, str], tuple[Compute, int | None]]
+"""Takes a folder and the flags that the table names for it; returns also the length that the engine serves it with,
+None where the engine has none of its own."""
 
 
-def main(load: Callable[[Path], Compute]) -> None:
-    """Call ``load`` for every case's folder below the first argument, and write to the second: ``NAME.npz`` (a prompt's
-    name -> log-probabilities) and ``NAME.json`` (a prompt's name -> error)."""
+def main(engine: str, load: Load, *, logits: bool = True) -> None:
+    """Call ``load`` for every case's folder below the first argument whose model type is among the third and later
+    ones, and write to the second: ``NAME.npz`` (a prompt's name -> log-probabilities, or tables) and ``NAME.json``
+    (``length``, and ``errors``: a prompt's name -> error).
+
+    Where the table names a flag, ``NAME.without_flag.npz`` and ``.json`` are written as well.
+    """
     folder = Path(sys.argv[1])
     out = Path(sys.argv[2])
     prompts = json.loads((folder / "prompts.json").read_text())
-    for case in sorted(path.parent for path in folder.glob("*/transformers.npz")):
-        _run(case, out / case.name, prompts, load)
+    families = sys.argv[3:]
+    folders = sorted(path.parent for path in folder.glob("*/transformers.npz"))
+    for case in (each for each in folders if each.name.partition("-")[0] in families):
+        names = np.load(case / ("transformers.npz" if logits else "tables.npz")).files
+        asked = {name: prompts[name] for name in names}
+        flags = " ".join(json.loads((case / "flags.json").read_text()).get(engine, []))
+        _run(case, flags, out / case.name, asked, load, logits)
+        if flags:
+            _run(case, "", out / f"{case.name}.without_flag", asked, load, logits)
 
 
-def _run(case: Path, out: Path, prompts: dict[str, list[int]], load: Callable[[Path], Compute]) -> None:
+def _run(case: Path, flags: str, out: Path, prompts: dict[str, list[int]], load: Load, logits: bool) -> None:
     found: dict[str, Any] = {}
     errors: dict[str, str] = {}
+    length = None
     try:
-        compute = load(case)
+        compute, length = load(case, flags)
     except Exception as error:  # an engine refuses a folder by any exception
         errors = dict.fromkeys(prompts, _line(error))
     else:
         for name, ids in prompts.items():
             try:
-                found[name] = log_softmax(compute(ids))
+                computed = compute(ids)
+                found[name] = log_softmax(computed) if logits else computed
             except Exception as error:
                 errors[name] = _line(error)
-    out.parent.mkdir(parents=True, exist_ok=True)
     np.savez(out.with_name(out.name + ".npz"), **found)
-    out.with_name(out.name + ".json").write_text(json.dumps(errors))
+    out.with_name(out.name + ".json").write_text(json.dumps({"length": length, "errors": errors}))
 
 
 def _line(error: Exception) -> str:

@@ -6,7 +6,6 @@ token ids.
 """
 
 import importlib
-import json
 import re
 import sys
 import tempfile
@@ -24,7 +23,7 @@ VOCABULARY = 320
 SPECIAL = ["<unk>", "<s>", "</s>"]
 
 
-def set_vocab(self: ModelBase) -> None:
+def set_vocab(self: ModelBase, flags: str) -> None:
     tokens = [*SPECIAL, "<0x0A>"]
     types = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL, gguf.TokenType.BYTE]
     while len(tokens) < VOCABULARY:
@@ -38,12 +37,8 @@ def set_vocab(self: ModelBase) -> None:
     self.gguf_writer.add_bos_token_id(1)
     self.gguf_writer.add_eos_token_id(2)
     # the wheel's server has no --override-kv: the same key, in the file
-    for key, value in re.findall(r"--override-kv (\S+)=float:(\S+)", flags_of(self.dir_model)):
+    for key, value in re.findall(r"--override-kv (\S+)=float:(\S+)", flags):
         self.gguf_writer.add_float32(key, float(value))
-
-
-def flags_of(folder: Path) -> str:
-    return " ".join(json.loads((folder / "flags.json").read_text()).get("llama.cpp", []))
 
 
 def every_class(kind: Any) -> list[Any]:
@@ -53,14 +48,14 @@ def every_class(kind: Any) -> list[Any]:
     return found
 
 
-def load(folder: Path) -> common.Compute:
+def load(folder: Path, flags: str) -> tuple[common.Compute, None]:
     with tempfile.TemporaryDirectory() as temporary:
         file = Path(temporary) / "model.gguf"
         sys.argv = ["convert", str(folder), "--outfile", str(file), "--outtype", "f32"]
         for family in ("llama", "qwen", "olmo"):  # else imported when their model is met
             importlib.import_module(f"conversion.{family}")
         for kind in every_class(ModelBase):
-            kind.set_vocab = set_vocab
+            kind.set_vocab = lambda self: set_vocab(self, flags)
         convert_hf_to_gguf.main()
         parameters = xllamacpp.CommonParams()
         parameters.model.path = str(file)
@@ -71,7 +66,7 @@ def load(folder: Path) -> common.Compute:
         parameters.cache_type_k = xllamacpp.ggml_type.GGML_TYPE_F32
         parameters.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
         parameters.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        for option, value in re.findall(r"--(yarn-[a-z-]+) (\S+)", flags_of(folder)):
+        for option, value in re.findall(r"--(yarn-[a-z-]+) (\S+)", flags):
             setattr(parameters, option.replace("-", "_"), float(value))
         server = xllamacpp.Server(parameters)
 
@@ -85,8 +80,8 @@ def load(folder: Path) -> common.Compute:
             found[0, each["id"]] = each["logprob"]
         return found
 
-    return compute
+    return compute, None
 
 
 if __name__ == "__main__":
-    common.main(load)
+    common.main("llama.cpp", load)

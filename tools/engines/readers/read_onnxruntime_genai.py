@@ -9,7 +9,7 @@ import onnxruntime_genai as og
 from onnxruntime_genai.models import builder
 
 
-def load(folder: Path) -> common.Compute:
+def load(folder: Path, flags: str) -> tuple[common.Compute, None]:
     with tempfile.TemporaryDirectory() as temporary:
         out = Path(temporary) / "model"
         asked = ("", str(folder), str(out), "fp32", "cpu", str(Path(temporary) / "cache"))
@@ -23,8 +23,8 @@ def load(folder: Path) -> common.Compute:
         generator.append_tokens(np.array([ids], dtype=np.int32))
         return np.array(generator.get_output("logits"))[0]
 
-    return compute
+    return compute, None
 
 
 if __name__ == "__main__":
-    common.main(load)
+    common.main("onnxruntime-genai", load)
