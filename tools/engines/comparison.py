@@ -17,7 +17,7 @@ _WORST = ("wrong", "refused", "right")
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredFolder:
     """What an engine made of a folder."""
 
     result: str
@@ -41,9 +41,9 @@ class MeasuredCase:
     """One case in one engine."""
 
     case: Case
-    served: Measured
+    served: MeasuredFolder
     """With the flag that the table names, if it does."""
-    without_flag: Measured | None = None
+    without_flag: MeasuredFolder | None = None
     """None where the table names no flag."""
 
     def as_row(self) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def _beside(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
 
 
-def _measured(case: Path, out: Path, name_of_reference: str) -> Measured:
+def _measured(case: Path, out: Path, name_of_reference: str) -> MeasuredFolder:
     reference = np.load(case / name_of_reference)
     found = np.load(_beside(out, ".npz"))
     said = json.loads(_beside(out, ".json").read_text(encoding="utf-8"))
@@ -83,7 +83,7 @@ def _measured(case: Path, out: Path, name_of_reference: str) -> Measured:
         results.add("wrong")
     worst = next(each for each in _WORST if each in results)
     error = next(iter(said["errors"].values()), "").replace(str(case.parent), "FOLDER")
-    return Measured(worst, differences, said["length"], error)
+    return MeasuredFolder(worst, differences, said["length"], error)
 
 
 def _result(difference: float | None) -> str:
