@@ -13,6 +13,7 @@ ONE_IN = {
     "tests/distributed/test_steps.py::test_loss_and_gradients_are_those_of_one_process": 3,
     "tests/distributed/test_steps.py::test_special_cases": 3,
     "tests/distributed/test_training.py::test_twenty_steps_are_those_of_one_process": 13,
+    "tests/distributed/test_training.py::test_weights_are_those_of_one_process": 5,
     "tests/evaluation/scrolls/test_tasks.py::test_training_and_lm_eval_read_the_same_ids": 5,
     "tests/fake_cuda/test_steps.py::test_a_training_step_waits_for_the_loss_alone": 3,
     "tests/fake_cuda/test_steps.py::test_one_of_each_kind": 4,

@@ -153,11 +153,13 @@ def check_new_start(found: EarlierRun, *, start_anew: bool, trains: bool) -> lis
     return problems
 
 
-def check_folder(recipe: Recipe) -> list[Problem]:
+def check_folder(recipe: Recipe, *, others_only: bool = False) -> list[Problem]:
     """Return why a run cannot begin in its folder, as far as one process sees without its data: another run is in it,
-    or an earlier one's files are. A resumed run compares its identity later, of which its data are a part."""
+    or an earlier one's files are. A resumed run compares its identity later, of which its data are a part.
+    ``others_only``: a run of this process is none.
+    """
     output = paths.of(str(recipe.trainer_value("output_dir")))
-    taken = run_lock.refuse(output, others_only=True)
+    taken = run_lock.refuse(output, others_only=others_only)
     if taken or recipe.trainer_value("resume_from_checkpoint"):
         return taken
     return check_new_start(look(output), start_anew=recipe.safety.start_anew, trains=recipe.trains)

@@ -37,7 +37,7 @@ KINDS = {
 
 NEW_FIELDS = (
     *("allow_cpu", "sample_prompts", "sample_steps", "sample_tokens", "skip_bad_rows"),
-    *("ruler_lengths", "ruler_samples", "ruler_tasks"),
+    *("average_last", "ruler_lengths", "ruler_samples", "ruler_tasks"),
 )
 """Fields that came after the values were frozen."""
 

@@ -59,7 +59,7 @@ def assemble(recipe: Recipe) -> Run:
     run = kind.resolve(recipe, base)
     run = replace(run, recipe=settle_here(run.recipe, run.config))
     # what can be refused by small files was: 140 GB of a large base are fetched for a run that can start
-    raise_if_any(earlier_run.check_folder(run.recipe))
+    raise_if_any(earlier_run.check_folder(run.recipe, others_only=True))
     if base is not None:
         base = base.fetched()
         run = replace(run, base=base)
