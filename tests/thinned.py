@@ -18,7 +18,6 @@ ONE_IN = {
     "tests/fake_cuda/test_steps.py::test_a_training_step_waits_for_the_loss_alone": 3,
     "tests/fake_cuda/test_steps.py::test_one_of_each_kind": 4,
     "tests/integration/test_encodings.py::test_a_sharded_encoding_is_the_whole_one": 11,
-    "tests/integration/test_export.py::test_it_works_beside_the_package": 2,
     "tests/integration/test_methods.py::test_merged_computes_what_two_ranks_trained": 5,
     "tests/kernels/test_decode_attention.py::test_output": 5,
     "tests/kernels/test_memory.py::test_attention_beyond_2_to_the_31": 2,

@@ -176,6 +176,7 @@ def drawn(texts):
     ]
 
 
+@pytest.mark.slow
 def test_every_process_draws_the_same(texts):
     """Neither the hash seed nor the locale changes anything, and what one has tokenised another need not."""
     here = drawn(texts)

@@ -179,6 +179,7 @@ print(type(exported).__module__.split(".")[0], type(own).__module__.split(".")[0
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("imported", "module"), [("before", "tape_ds"), ("after", "transformers_modules")])
 def test_it_works_beside_the_package(exported, tmp_path, imported, module):
     """transformers prefers a class that is registered already; otherwise the folder's code runs, and importing the
