@@ -108,25 +108,31 @@ def whole(documents: Iterable[np.ndarray], length: int) -> Iterator[PackedSequen
     sequences: list[list[np.ndarray]] = []
     room: list[int] = []
     for tokens in documents:
-        for start in range(0, len(tokens), length):
-            piece = tokens[start : start + length]
-            if len(piece) == length:
-                yield _joined([piece])
-                continue
-            at = next((at for at, free in enumerate(room) if free >= len(piece)), None)
-            if at is None and len(sequences) == OPEN_SEQUENCES:
-                room.pop(0)
-                yield _joined(sequences.pop(0))
-            if at is None:
-                at = len(sequences)
-                sequences.append([])
-                room.append(length)
-            sequences[at].append(piece)
-            room[at] -= len(piece)
-            if room[at] == 0:
-                room.pop(at)
-                yield _joined(sequences.pop(at))
+        full, rest = _cut(tokens, length)
+        yield from full
+        if len(rest) == 0:
+            continue
+        at = next((at for at, free in enumerate(room) if free >= len(rest)), None)
+        if at is None and len(sequences) == OPEN_SEQUENCES:
+            room.pop(0)
+            yield _joined(sequences.pop(0))
+        if at is None:
+            at = len(sequences)
+            sequences.append([])
+            room.append(length)
+        sequences[at].append(rest)
+        room[at] -= len(rest)
+        if room[at] == 0:
+            room.pop(at)
+            yield _joined(sequences.pop(at))
     yield from map(_joined, sequences)
+
+
+def _cut(tokens: np.ndarray, length: int) -> tuple[Iterator[PackedSequence], np.ndarray]:
+    """Return the full sequences at the beginning of a document, and the tokens that are left."""
+    end = len(tokens) - len(tokens) % length
+    full = (_joined([tokens[start : start + length]]) for start in range(0, end, length))
+    return full, tokens[end:]
 
 
 def best_fit(documents: Iterable[np.ndarray], length: int) -> Iterator[PackedSequence]:
@@ -142,13 +148,11 @@ def best_fit(documents: Iterable[np.ndarray], length: int) -> Iterator[PackedSeq
     buffer: list[np.ndarray] = []
     buffered = 0
     for tokens in documents:
-        for start in range(0, len(tokens), length):
-            piece = tokens[start : start + length]
-            if len(piece) == length:
-                yield _joined([piece])
-                continue
-            buffer.append(piece)
-            buffered += len(piece)
+        full, rest = _cut(tokens, length)
+        yield from full
+        if len(rest):
+            buffer.append(rest)
+            buffered += len(rest)
         if buffered >= BUFFER_SEQUENCES * length:
             yield from filling.place(buffer)
             yield from filling.release(OPEN_SEQUENCES)
