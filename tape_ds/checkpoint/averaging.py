@@ -15,10 +15,9 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from tape_ds.checkpoint import format
-from tape_ds.checkpoint.trained import WEIGHTS
+from tape_ds.checkpoint.trained import files_of_weights
 from tape_ds.distributed.cuts import cut_of
 from tape_ds.models.loading import weight_files
-from tape_ds.run_folder import WHOLE_WEIGHTS
 
 
 def scheduled(steps: int, every: int, more: Iterable[int] = ()) -> list[int]:
@@ -33,7 +32,7 @@ def last(output: Path, steps: Sequence[int]) -> list[Path]:
     wrong = [f"checkpoint-{step} is missing" for step in steps if step not in there]
     for step in steps:
         if step in there:
-            names = [file.name for file in _files(there[step])]
+            names = [file.name for file in files_of_weights(there[step])]
             damaged = format.corrupt_files(there[step], format.read(there[step]), names)
             wrong += [f"in checkpoint-{step} {each}" for each in damaged]
     if wrong:
@@ -43,12 +42,8 @@ def last(output: Path, steps: Sequence[int]) -> list[Path]:
 
 def fingerprints(folders: Sequence[Path]) -> dict[str, str]:
     """Return the fingerprint of each file of trained weights in the checkpoints, by ``checkpoint-N/FILE``."""
-    files = [file for folder in folders for file in _files(folder)]
+    files = [file for folder in folders for file in files_of_weights(folder)]
     return {f"{file.parent.name}/{file.name}": weight_files.fingerprint(file) for file in files}
-
-
-def _files(folder: Path) -> list[Path]:
-    return [file for kind in (WEIGHTS, weight_files.ADAPTER, WHOLE_WEIGHTS) for file in sorted(folder.glob(kind))]
 
 
 def means(folders: Sequence[Path]) -> Iterator[tuple[str, Tensor]]:
@@ -71,7 +66,7 @@ def means(folders: Sequence[Path]) -> Iterator[tuple[str, Tensor]]:
 def _where(folder: Path) -> dict[str, Path]:
     """Return the file of each tensor of a folder of trained weights."""
     found: dict[str, Path] = {}
-    for path in _files(folder):
+    for path in files_of_weights(folder):
         with safe_open(path, framework="pt") as file:
             found |= dict.fromkeys(file.keys(), path)
     return found

@@ -96,17 +96,22 @@ def find_base(folder: str | Path, record: TrainedRecord, base_anyway: bool = Fal
     return base
 
 
+def files_of_weights(folder: Path) -> list[Path]:
+    """Return the files of trained weights in a run's ``trained`` or in one of its checkpoints."""
+    return [file for kind in (WEIGHTS, ADAPTER_WEIGHTS, WHOLE_WEIGHTS) for file in sorted(folder.glob(kind))]
+
+
 def gather(model: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
     """Return whole CPU copies of these parameters on rank 0, an empty dict elsewhere. Every rank must call it.
     Parameters that ZeRO-3 has partitioned, or that ranks hold in pieces, are gathered one at a time. Raises
     RuntimeError for an empty tensor: nothing is saved that cannot be loaded."""
-    parameters = dict(model.named_parameters())
-    gathered = {}
     # only a run saves, and these take seconds
     import deepspeed
 
     from tape_ds.distributed.cuts import cut_of
 
+    parameters = dict(model.named_parameters())
+    gathered = {}
     for name in names:
         parameter = parameters[name]
         with deepspeed.zero.GatheredParameters([parameter]):  # does nothing to one that is not partitioned
@@ -323,7 +328,7 @@ def tensors_for(folder: Path, model: nn.Module, names: Sequence[str]) -> StoredR
 def _trained_tensors(folder: str | Path, parameters: Mapping[str, Tensor], unknown: Iterable[str]) -> StoredRows:
     """Return the tensors of a folder's files. Raises UserError if they are not those of ``parameters`` in name and
     shape, or any is ``unknown``."""
-    files = [each for kind in (WEIGHTS, ADAPTER_WEIGHTS, WHOLE_WEIGHTS) for each in sorted(Path(folder).glob(kind))]
+    files = files_of_weights(Path(folder))
     if not files:
         raise UserError(Problem("trained weights", str(folder), "it holds no weights", _REMEDY))
     raise_if_any([problem for file in files for problem in weight_files.check_file(file, "trained weights")])
