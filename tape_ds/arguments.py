@@ -17,7 +17,8 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 class Parser(argparse.ArgumentParser):
     """argparse's parser with one-line errors, the description as it is written, and no abbreviated options.
 
-    :meth:`parse_args` reports an unknown option before a missing one: a mistyped option is both.
+    :meth:`parse_args` reports an unknown option before a missing one: a mistyped option is both. Options may be typed
+    with hyphens in place of underscores.
     """
 
     def __init__(self, **options: Any):
@@ -26,6 +27,7 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
         words = sys.argv[1:] if args is None else list(args)
         ends = [*words, "--"].index("--")
+        words[:ends] = [self._known_spelling(word) for word in words[:ends]]
         for number, word in enumerate(words[:ends]):
             name = word.partition("=")[0]
             if not name.startswith("--") or " " in name or name in self._option_string_actions:
@@ -35,6 +37,14 @@ class Parser(argparse.ArgumentParser):
             remedy = did_you_mean(name, [option for option in self._option_string_actions if option[:2] == "--"])
             self.error(f"{shown}: unknown option; {remedy}")
         return super().parse_args(words, namespace)
+
+    def _known_spelling(self, word: str) -> str:
+        """Return ``--max_new_tokens=8`` for ``--max-new-tokens=8`` where only that is an option."""
+        name, equals, value = word.partition("=")
+        underscored = "--" + name.removeprefix("--").replace("-", "_")
+        if name in self._option_string_actions or underscored not in self._option_string_actions:
+            return word
+        return underscored + equals + value
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:

@@ -33,6 +33,13 @@ def test_a_mistake_is_one_line(parser, capsys, words, said):
     assert capsys.readouterr().err == f"error: {said}\n"
 
 
+@pytest.mark.parametrize("form", ["--new-tokens 5", "--new-tokens=5", "--new_tokens 5"])
+def test_hyphens_are_underscores(parser, form):
+    parser.add_argument("--new_tokens", type=int)
+    asked = parser.parse_args(["m", "--lengths", "2", "--prompt", "a-b", *form.split()])
+    assert (asked.new_tokens, asked.prompt) == (5, "a-b")
+
+
 def test_a_credential_is_not_repeated(parser, capsys):
     with pytest.raises(SystemExit):
         parser.parse_args(["m", "--tokn", "hf_" + "a" * 20])

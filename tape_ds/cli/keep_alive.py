@@ -1,6 +1,6 @@
 """Keep a run alive: start its command, and start it again from its newest checkpoint until the run is done.
 
-    tape-ds keep-alive tape-ds extend --recipe llama2_7b_8k
+    tape-ds keep-alive tape-ds extend llama2_7b_8k
     tape-ds keep-alive --restarts 3 --backoff 30 deepspeed --hostfile hosts launchers/pretrain_c4.py
 
 Its options come before the command. ``--resume auto`` is added where the command names no checkpoint to resume from.

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from tape_ds import installation
 from tape_ds.arguments import without_local_rank
 from tape_ds.distributed import hostfile
-from tape_ds.distributed.launch_command import DEEPSPEED_OPTIONS, TRAINING, split
+from tape_ds.distributed.launch_command import DEEPSPEED_OPTIONS, OPTION_NAMES, TRAINING, split
 from tape_ds.errors import Problem, UserError, command, did_you_mean
 
 # A command's module below ``tape_ds.cli``, and the line that describes it
@@ -99,9 +99,9 @@ def usage() -> str:
     about = (
         "Where there is a GPU, DeepSpeed's launcher starts the training commands, with a process for each visible GPU. "
         "Without one they are a single process, and so is evaluate. These options change that, anywhere "
-        "after the command, as in tape-ds extend --num_gpus 2 --recipe llama2_7b_8k:"
+        "after the command, as in tape-ds extend llama2_7b_8k --gpus 2:"
     )
-    options = textwrap.wrap(" ".join(DEEPSPEED_OPTIONS), 114, break_on_hyphens=False)
+    options = textwrap.wrap(" ".join([*OPTION_NAMES, *DEEPSPEED_OPTIONS]), 114, break_on_hyphens=False)
     return "\n".join([*lines, *textwrap.wrap(about, 118), "", *(f"    {line}" for line in options), ""])
 
 

@@ -3,7 +3,6 @@
 import inspect
 import re
 import shutil
-import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from types import NoneType, UnionType
@@ -15,16 +14,18 @@ from tape_ds import fields
 from tape_ds.config import files, trainer
 from tape_ds.config.recipe import Recipe
 from tape_ds.config.trainer import Trainer
+from tape_ds.distributed.launch_command import COMMANDS
 from tape_ds.errors import Problem, UserError, did_you_mean, is_main_process
 from tape_ds.fields import Section
 
 SWITCHES = {
-    "--recipe NAME": "a recipe of --list, or the path of a YAML file; default: {default}",
+    "RECIPE, --recipe RECIPE": "a recipe of --list, or the path of a YAML file; default: {default}",
     "--FIELD VALUE": "any field; a list as a,b or a b, a mapping as JSON, --FIELD.KEY VALUE for one key of it; a "
     "number of tokens as 32768 or 32k",
+    "--FIELD, --no_FIELD": "true, false",
     "--print_config": "print everything that the run depends on, as a recipe, and stop",
     "--dry_run": "check everything, print the plan with the memory it needs, and stop",
-    "--list": "the recipes of this launcher, a line each",
+    "--list": "the recipes of this command, a line each",
     "--help FIELD": "one field in full",
 }
 USUAL = (
@@ -62,7 +63,7 @@ def answered(argv: list[str], kind: type[Recipe]) -> bool:
                 default = _shown(known[name].default)
                 lines.append(_wrapped(f"It stays {default} here: {owned.reason}; {owned.remedy}.", "  "))
     elif "--help" in words or "-h" in words:
-        lines.append(f"usage: {sys.argv[0]} [--recipe NAME] [--FIELD VALUE ...]\n")
+        lines.append(f"usage: {COMMANDS[kind.LAUNCHER]} [RECIPE] [--FIELD VALUE ...]\n")
         lines += _table({name: text.format(default=kind.DEFAULT) for name, text in SWITCHES.items()})
         for section in kind.SECTIONS.values():
             lines.append(f"\n{_title(section)}:")
@@ -82,18 +83,21 @@ def page(kinds: Sequence[type[Recipe]]) -> str:
     defaults = ", ".join(f"`{name}: {_shown(value)}`" for name, value in trainer.OURS.items() if name in USUAL)
     lines = [
         *("# Fields of a recipe", ""),
-        "The fields of every launcher, for a recipe or the command line. `--help` prints the same, and",
+        "The fields of every training command, for a recipe or the command line. `--help` prints the same, and",
         "`--help FIELD` one of them.",
     ]
-    groups = {f"launchers/{kind.LAUNCHER}.py": [*kind.SECTIONS.values()] for kind in kinds}
+    groups: dict[str, list[type[Section]]] = {}
+    for kind in kinds:
+        title = COMMANDS[kind.LAUNCHER]
+        groups[f"{title}, of SCROLLS" if title in groups else title] = [*kind.SECTIONS.values()]
     listed: set[str] = set()
-    for title, sections in (*groups.items(), ("All launchers", shared)):
+    for title, sections in (*groups.items(), ("Every command", shared)):
         lines += ["", f"## {title}"]
         for section in sections:
             if section in shared and sections is not shared:
                 continue
             lines.append(f"\n### {_title(section)}\n")
-            # a field that an earlier launcher has in the same words is only named
+            # a field that an earlier command has in the same words is only named
             own = {name: _line(name, field) for name, field in section.flat_fields().items()}
             lines += [line for line in own.values() if line not in listed]
             if again := [f"`{name}`" for name, line in own.items() if line in listed]:

@@ -1,8 +1,9 @@
 """A launcher's command line: ``--field value`` overrides a recipe's file.
 
---recipe NAME_OR_PATH        which recipe; the launcher's default without it
+NAME_OR_PATH                 as the first word, or after --recipe: which recipe; the launcher's default without it
 --field VALUE                any field; a list as a,b or a b; lists and mappings as JSON or YAML on one line
 --flag                       true
+--no_flag                    false
 --field.key VALUE            one key of a mapping; of a flag that is given twice, the last one counts
 --field null                 null, as in a recipe's file: the field's default; the text of that name is '"null"'
 """
@@ -25,25 +26,34 @@ _FLAG = re.compile(r"--([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 
 
 def read(argv: list[str], problems: list[Problem]) -> dict[str, list[str]]:
-    """Return the texts of ``--name value ...``, ``--name=value`` or lone ``--name``; dashes become underscores.
+    """Return the texts of ``--name value ...``, ``--name=value`` or lone ``--name``; dashes become underscores. Words
+    before every flag are the texts of ``recipe``.
 
-    The last of several flags of one name counts, so that a wrapper's defaults can be overridden.
+    The last of several flags of one name counts, so that a wrapper's defaults can be overridden. A recipe that is named
+    in both ways stays with both texts.
     """
     found: dict[str, list[str]] = {}
+    first: list[str] = []
     current: list[str] | None = None
     for token in argv:
         match = _FLAG.fullmatch(token)
         if match:
-            current = found[match[1].replace("-", "_")] = []
+            name = match[1].replace("-", "_")
+            found.pop(name, None)  # the place among all flags is that of the last one
+            current = found[name] = []
             if match[2] is not None:
                 current.append(match[2])
                 current = None
         elif current is not None and (not token.startswith("-") or plain(token) != token):
             current.append(token)
+        elif found.keys() <= {"local_rank"}:  # which DeepSpeed's launcher puts before everything
+            first.append(token)
         else:
             known = files.find(token, files.RECIPES)
             remedy = f"did you mean --recipe {token}?" if known else "write --field value"
             problems.append(Problem(WHERE, token, "belongs to no --field", remedy))
+    if first:
+        found["recipe"] = [*first, *found.get("recipe", [])]
     return found
 
 
@@ -70,6 +80,10 @@ def override(
     merged = dict(collected)
     for flag, texts in flags.items():
         name, _, key = flag.partition(".")
+        denied = name.removeprefix("no_")
+        if not texts and denied != name and denied in fields and takes(fields[denied].annotation, bool):
+            merged[denied] = Given(False, WHERE)
+            continue
         words, before = " ".join(texts), merged[name].value if name in merged else None
         annotation = fields[name].annotation if name in fields else None
         is_list = len(texts) > 1 and not key and takes(annotation, list)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from tape_ds import paths
-from tape_ds.distributed.launch_command import TRAINING
+from tape_ds.distributed.launch_command import COMMANDS
 from tape_ds.errors import Problem, UserError, did_you_mean
 from tape_ds.installation import RECIPES
 
@@ -157,14 +157,12 @@ def require_launcher(name: str, collected: Collected, launcher: str) -> None:
     declared = collected.pop("launcher", None)
     if declared is None or declared.value == launcher:
         return
-    known = [*TRAINING.values(), "finetune_scrolls"]
-    if declared.value not in known:
-        raise UserError(
-            Problem("launcher", declared.value, f"no such launcher ({declared.where})", f"one of: {', '.join(known)}")
-        )
-    own = ", ".join(recipes_of(launcher))
-    remedy = f"start launchers/{declared.value}.py with it, or choose a recipe of {launcher}.py: {own}"
-    raise UserError(Problem("recipe", name, f"it is a recipe of {declared.value}.py", remedy))
+    if declared.value not in COMMANDS:
+        remedy = f"one of: {', '.join(COMMANDS)}"
+        raise UserError(Problem("launcher", declared.value, f"no such launcher ({declared.where})", remedy))
+    fitting = COMMANDS[declared.value]
+    remedy = f"start {fitting} with it, or choose one of {COMMANDS[launcher]} --list"
+    raise UserError(Problem("recipe", name, f"it is a recipe of {fitting}", remedy))
 
 
 def shipped() -> dict[str, RecipeLine]:

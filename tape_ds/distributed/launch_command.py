@@ -9,6 +9,9 @@ TRAINING = {
     "arithmetic": "train_arithmetic",
 }
 """Commands of ``tape-ds`` that train, with the file of ``launchers`` that is the same and that recipes name."""
+COMMANDS = {launcher: f"tape-ds {name}" for name, launcher in TRAINING.items()}
+COMMANDS["finetune_scrolls"] = COMMANDS["finetune"]
+"""A recipe's ``launcher`` -> the command that takes it."""
 DEEPSPEED_OPTIONS = {
     **dict.fromkeys(("--num_gpus", "--num_accelerators", "--num_nodes", "--hostfile", "--include", "--exclude"), True),
     **dict.fromkeys(("--master_addr", "--master_port", "--node_rank", "--ssh_port", "--venv_script"), True),
@@ -16,6 +19,8 @@ DEEPSPEED_OPTIONS = {
     **dict.fromkeys(("--no_ssh", "--no_ssh_check", "--force_multi", "--bind_cores_to_rank"), False),
 }
 """Options that ``tape-ds`` hands to DeepSpeed's launcher, and whether a value follows."""
+OPTION_NAMES = {"--gpus": "--num_gpus"}
+"""The name that ``tape-ds plan`` gives an option as well -> the launcher's."""
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -23,11 +28,12 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     options, rest, waiting = [], [], list(words)
     while waiting:
         word = waiting.pop(0)
-        name, equals, _ = word.partition("=")
+        given, equals, value = word.partition("=")
+        name = OPTION_NAMES.get(given, given)
         if name not in DEEPSPEED_OPTIONS:
             rest.append(word)
             continue
-        options.append(word)
+        options.append(name + equals + value)
         if DEEPSPEED_OPTIONS[name] and not equals and waiting:
             options.append(waiting.pop(0))
     return options, rest

@@ -20,7 +20,7 @@ import psutil
 
 from tape_ds import checkpoint, exit_codes, paths, run_folder
 from tape_ds.distributed import hostfile
-from tape_ds.distributed.launch_command import TRAINING
+from tape_ds.distributed.launch_command import COMMANDS, TRAINING, split
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.exit_codes import ExitCode
 from tape_ds.resilience import run_lock
@@ -32,7 +32,6 @@ STARTING_SECONDS = 5.0
 """How long ranks that have not yet locked the run's folder may take to stop: they have nothing to lose."""
 
 _POLL_SECONDS = 0.2
-_SCRIPTS = (*TRAINING.values(), "finetune_scrolls")
 _RESUME = ("resume", "resume_from_checkpoint")
 _NO_TRAINING = ("dry_run", "print_config")
 
@@ -86,15 +85,15 @@ def prepare(command: Sequence[str]) -> LaunchSpec:
     found = []
     for place, word in enumerate(command):
         path = PurePath(word)
-        if path.suffix == ".py" and path.stem in _SCRIPTS:
+        if path.suffix == ".py" and path.stem in COMMANDS:
             found.append((path.stem, list(command[place + 1 :])))
     for place, (word, following) in enumerate(pairwise(command)):  # a folder or environment may have the name as well
         if PurePath(word).name in ("tape-ds", "tape_ds") and following in TRAINING:
-            found.append((TRAINING[following], list(command[place + 2 :])))
+            found.append((TRAINING[following], split(command[place + 2 :])[1]))
             break
     if len(found) != 1:
         wrong = "several launchers in it" if found else "no launcher in it"
-        known = [f"tape-ds {name}" for name in TRAINING] + [f"launchers/{name}.py" for name in _SCRIPTS]
+        known = [f"tape-ds {name}" for name in TRAINING]
         remedy = f"give the command that you would type without keep_alive, with one of {', '.join(known)}"
         raise UserError(Problem("command", " ".join(command), wrong, remedy))
 
@@ -111,7 +110,8 @@ def prepare(command: Sequence[str]) -> LaunchSpec:
         if not texts or command_line.plain(texts[-1]) is True:
             problems.append(Problem(switch, True, "it would train nothing", "start it without keep_alive"))
     known_fields = kind.fields() | {"resume": kind.fields()["resume_from_checkpoint"]}
-    decisive = {field: flags[field] for field in (*_RESUME, "start_anew", "output_dir") if field in flags}
+    names = (*_RESUME, "start_anew", "no_start_anew", "output_dir")
+    decisive = {name: flags[name] for name in flags if name in names}
     collected = command_line.override(collected, decisive, known_fields, problems)
     raise_if_any(problems)
     fields = {field: given.value for field, given in collected.items()}

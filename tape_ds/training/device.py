@@ -40,7 +40,7 @@ def describe(recipe: Recipe) -> str:
     if (why := why_cpu(recipe)) is not None:
         line = f"{processes} on the CPU ({why})"
         if recipe.trainer_value("bf16") and not cpu_multiplies_bf16():
-            line += "; it has no instructions for bf16: with --bf16 false its matrix products are several times faster"
+            line += "; it has no instructions for bf16: with --no_bf16 its matrix products are several times faster"
         return line
     kind = str(torch.accelerator.current_accelerator())
     name, here = torch.cuda.get_device_name() if kind == "cuda" else kind, torch.accelerator.device_count()
@@ -59,7 +59,7 @@ def check(recipe: Recipe, config: "shape.Config | None") -> list[Problem]:
     (None)."""
     if recipe.trains and recipe.trainer_value("fp16") and why_cpu(recipe) is not None:
         wrong = "neither DeepSpeed nor transformers trains in fp16 on a CPU"
-        return [Problem("fp16", True, wrong, "give --fp16 false --bf16 true")]
+        return [Problem("fp16", True, wrong, "give --no_fp16 --bf16")]
     if recipe.memory.allow_cpu or why_cpu(recipe) != NO_GPU:
         return []
     remedy = "see `nvidia-smi`, and that python -c 'import torch; print(torch.cuda.is_available())' says True; or"

@@ -16,7 +16,7 @@ from tape_ds.cli import program
 from tape_ds.cli.program import MODULES
 from tape_ds.config.kinds import KINDS
 from tape_ds.distributed import hostfile
-from tape_ds.distributed.launch_command import DEEPSPEED_OPTIONS
+from tape_ds.distributed.launch_command import DEEPSPEED_OPTIONS, OPTION_NAMES
 from tape_ds.errors import UserError
 from tape_ds.installation import ROOT
 
@@ -43,6 +43,8 @@ def test_every_command_is_a_module_with_a_main():
         ("extend", "--no_ssh --window 8", False, "--no_ssh --module tape_ds extend --window 8"),
         ("evaluate", "report a --num_gpus 2", True, "--num_gpus 2 --module tape_ds evaluate report a"),
         ("plan", "x --num_gpus 2", True, None),
+        ("extend", "x --gpus 2", False, "--num_gpus 2 --module tape_ds extend x"),
+        ("evaluate", "report a --gpus=2", True, "--num_gpus=2 --module tape_ds evaluate report a"),
     ],
 )
 def test_the_line_of_deepspeed_s_launcher(name, words, has_gpu, expected):
@@ -70,7 +72,7 @@ def test_no_command_has_an_option_of_the_launcher():
         for file in (ROOT / "tape_ds" / "cli" / "evaluate").rglob("*.py")
         for option in re.findall(r'"(--\w+)"', file.read_text(encoding="utf-8"))
     }
-    assert {"--window", "--lengths"} <= taken and not taken & set(DEEPSPEED_OPTIONS)
+    assert {"--window", "--lengths"} <= taken and not taken & {*DEEPSPEED_OPTIONS, *OPTION_NAMES}
 
 
 @pytest.fixture

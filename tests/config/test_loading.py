@@ -121,6 +121,38 @@ def test_flags_without_a_value_negative_numbers_and_null():
     assert recipe.trainer.kwargs["save_strategy"] == "no"
 
 
+def test_the_first_word_is_the_recipe():
+    """Also behind the rank that DeepSpeed's launcher puts before it."""
+    path = write()
+    named = load(["--recipe", path, "--max_steps", "4"])
+    for argv in ([path, "--max_steps", "4"], ["--local_rank=0", path, "--max_steps", "4"]):
+        assert load(argv).as_dict() == named.as_dict()
+    assert problems_of(path, "--recipe", path)[0]["recipe"].wrong == "several recipes"
+    found = problems_of("--max_steps=4", path)[0]
+    assert found["command line"].wrong == "belongs to no --field"
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        ("--no_bf16", False),
+        ("--no-bf16", False),
+        ("--bf16 --no_bf16", False),
+        ("--no_bf16 --bf16", True),
+        ("--no_bf16 --bf16 --no_bf16", False),
+        ("--bf16 --no_bf16 --bf16", True),
+    ],
+)
+def test_a_flag_is_denied_by_no_and_the_last_word_counts(words, value):
+    assert load([write(), *words.split()]).trainer.kwargs["bf16"] is value
+
+
+def test_no_denies_flags_alone():
+    found = problems_of(write(), "--no_window", "--no_eval_before", "5")[0]
+    assert found["no_window"].wrong.startswith("unknown field")
+    assert found["no_eval_before"].wrong.startswith("unknown field")
+
+
 def test_null_means_not_given_but_for_deepspeed():
     text = yaml.safe_dump(GOOD | {"report_to": None, "output_dir": None, "window": None, "pose_chunks": 1})
     recipe = load(["--recipe", write(text=text)])

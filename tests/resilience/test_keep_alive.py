@@ -322,6 +322,8 @@ def test_a_command_of_tape_ds_is_kept_alive(program, tmp_path):
     kept = keep_alive.prepare([*program, *words])
     assert kept.first == kept.again == [*program, *words, "--resume", "auto"]
     assert kept.output == Path("here")
+    by_position = keep_alive.prepare([*program, "extend", "--gpus", "2", "demo", "--no_start_anew"])
+    assert by_position.output == Path("runs/demo") and not by_position.first_decides
     # DeepSpeed would run on this machine alone
     with pytest.raises(UserError, match="hostfile = 'hosts': no such file"):
         keep_alive.prepare(["deepspeed", "--hostfile", "hosts", *program, "extend"])

@@ -4,7 +4,7 @@
     tape-ds evaluate arithmetic runs/addition --digits 12 --samples 50
     tape-ds evaluate arithmetic MODEL --task addition --trained 6
     tape-ds evaluate arithmetic runs/addressing/look_back --lengths 48 72 96
-    tape-ds evaluate arithmetic runs/addition_40 --batch_size 2000 --num_gpus 8
+    tape-ds evaluate arithmetic runs/addition_40 --batch_size 2000 --gpus 8
 
 Samples are held out: no training sequence has their operands. An answer is right if greedy decoding gives the whole
 of it and then the end of text, which one pass over prompt and answer decides.

@@ -3,7 +3,7 @@
     tape-ds evaluate harness runs/demo --tasks tape_table9
     tape-ds evaluate harness smollm2 --tasks arc_easy hellaswag --num_fewshot 5 --batch_size 8 --limit 100
     tape-ds evaluate harness MODEL --tasks tape_scrolls --metadata '{"data_dir": "scrolls/"}'
-    tape-ds evaluate harness MODEL --tasks tape_pose_standard --batch_size auto --num_gpus 8
+    tape-ds evaluate harness MODEL --tasks tape_pose_standard --batch_size auto --gpus 8
 
 Groups of this project: tape_table9 (MMLU's four parts, ARC), tape_pose_standard, tape_passkey and tape_scrolls; for
 RULER there is ``tape-ds evaluate ruler``. All other options are lm-eval's own, but for those of its model, its folder

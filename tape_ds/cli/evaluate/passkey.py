@@ -4,7 +4,7 @@
     tape-ds evaluate passkey smollm2 --lengths 1k 2k 4k 8k --depths 0 0.25 0.5 0.75 1 --trials 5
     tape-ds evaluate passkey MODEL --form pose --depths 11      PoSE's filler, depths 0, 0.1, ... 1
     tape-ds evaluate passkey MODEL --protocol published         the prompts of LongLoRA's and TAPE's figure
-    tape-ds evaluate passkey MODEL --lengths 32k 64k 128k --num_gpus 8
+    tape-ds evaluate passkey MODEL --lengths 32k 64k 128k --gpus 8
 
 A prompt with its reply has at most ``length`` tokens, whatever the tokenizer; the key follows ``depth`` of the filler.
 Replies are greedy, whatever the model's generation settings. A reply is right when its first integer is the key; that

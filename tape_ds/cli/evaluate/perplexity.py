@@ -4,7 +4,7 @@
     tape-ds evaluate perplexity runs/demo --data bin:pg19.bin --lengths 1k 2k 4k 8k --convention all_tokens
     tape-ds evaluate perplexity MODEL --data "jsonl:books/*.jsonl#text" --lengths 32k 64k --convention new_tokens \\
         --stride 16k --bos --min_tokens 128k --max_tokens 128k --max_documents 20
-    tape-ds evaluate perplexity MODEL --data bin:proof_pile.bin --lengths 8k --num_gpus 8
+    tape-ds evaluate perplexity MODEL --data bin:proof_pile.bin --lengths 8k --gpus 8
 
 --long_ppl adds LongPPL: the loss over the tokens that a long context predicts well and a short one does not.
 

@@ -2,7 +2,7 @@
 
     tape-ds evaluate ruler runs/demo --lengths 4k 8k 16k
     tape-ds evaluate ruler smollm2 --lengths 4k 8k --tasks niah_multikey_2 vt --samples 25
-    tape-ds evaluate ruler MODEL --chat --lengths 32k 64k 128k --num_gpus 8
+    tape-ds evaluate ruler MODEL --chat --lengths 32k 64k 128k --gpus 8
     tape-ds evaluate ruler MODEL --haystack "text:essays/*.txt" --squad dev-v2.0.json
     tape-ds evaluate ruler runs/demo --against runs/evaluation/smollm2      differences from the base
 
