@@ -18,7 +18,8 @@ from tape_ds.training.runs.assembly import assemble
 from tests import hub_cache
 from tests.config.loads import extension as load
 from tests.models.helpers import randomised, tiny_config, tokens
-from tests.training.runs.helpers import flags, refusals
+from tests.integration.conftest import make_tiny
+from tests.training.runs.helpers import complete, flags, refusals
 
 TEXT = "one two three four five six seven eight nine ten eleven twelve\n" * 60
 
@@ -229,3 +230,37 @@ def test_weights_by_context_are_measured_before_weights_are_loaded(model, monkey
     short["output_dir"] = model.parent / "other"
     with pytest.raises(UserError, match="no target of the first 8 sequences"):
         assemble(recipe(model, **short))
+
+
+def test_generated_documents_train_across_jumps_with_scaled_queries(tmp_path):
+    """In windows of 512 tokens: answers alone are targets, asked from positions far behind their records."""
+    folder = make_tiny(tmp_path)
+    spec = f"generated:retrieval#families=lookup&questions=1&rivals=2&text=text:{folder}/text.txt"
+    options = {"log_scale": "all", "log_scale_by": "positions"}
+    asked = recipe(
+        folder / "model",
+        method="lora",
+        position_encoding="rope",
+        position_options=json.dumps(options),
+        train_data=json.dumps([spec]),
+        target_length=4096,
+        window=512,
+        pose_chunks=2,
+        max_steps=3,
+        logging_steps=1,
+    )
+    run = assemble(asked)
+    gaps = []
+    for index in range(12):
+        row = run.sequences[index]
+        positions, is_target = row["position_ids"], row["labels"] != -100
+        assert 0 < int(is_target.sum()) < 40
+        (jump,) = (positions.diff() > 1).nonzero().flatten().tolist() or [None]
+        if jump is not None:
+            assert not is_target[: jump + 1].any(), "answers are behind the jump"
+            gaps.append(int(positions[jump + 1] - positions[jump]))
+    assert max(gaps) > 1024 and len(gaps) > 6
+    trainer, result = complete(run)
+    assert run.config.position_options["log_scale_from"] == 64
+    assert all(torch.isfinite(each).all() for each in trainer.model.parameters())
+    assert result["data"][spec] == run.identity[f"data.{spec}"] and result["figures"]["steps"] == 3
