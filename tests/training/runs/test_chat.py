@@ -212,3 +212,16 @@ def test_what_only_the_tokens_can_tell(place, tmp_path):
     assert set(problems(place, max_tokens=8, output_dir=tmp_path / "never")) == {"max_tokens"}
     assert set(problems(place, eval_share=0.01, output_dir=tmp_path / "never")) == {"eval_share"}
     assert not [path for path in (tmp_path / "never").rglob("*") if path.is_file() and path.parent.name != "ranks"]
+
+
+def test_conversations_are_trained_with_longce_s_weights(place, tmp_path):
+    """Packed, so the short context of an answer ends where its conversation begins."""
+    same = {"max_steps": 1, "max_tokens": 250, "logging_steps": 1}
+    _, plain = complete(assemble(recipe(place, output_dir=tmp_path / "plain", **same)))
+    weights = {"target_weights": "longce", "longce_short": 8, "longce_stride": 4}
+    trainer, stored = complete(assemble(recipe(place, output_dir=tmp_path / "weighted", **weights, **same)))
+    (expected,) = [entry["loss"] for entry in plain["figures"]["train_loss"]]
+    (logged,) = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert logged["plain_loss"] == pytest.approx(expected, rel=1e-6)
+    assert logged["mean_weight"] != pytest.approx(1.0, abs=1e-4) and logged["loss"] != pytest.approx(expected)
+    assert stored["config"]["longce_short"] == 8
