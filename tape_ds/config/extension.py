@@ -17,6 +17,7 @@ from tape_ds.data.bad_rows import Skip
 from tape_ds.data.pack import Packing
 from tape_ds.data.pose import Pose
 from tape_ds.data.sources import generated, weights
+from tape_ds.distributed.launch_command import TRAINING
 from tape_ds.encodings import scaling, trained_rope
 from tape_ds.errors import Problem, UserError, did_you_mean
 from tape_ds.fields import COMPARED, DERIVED, FREE, Section, Tokens, rule
@@ -123,7 +124,7 @@ class ExtensionEvaluation(Section):
 class ExtensionRecipe(Recipe):
     """A recipe of this launcher."""
 
-    LAUNCHER: ClassVar[str] = "extend_llama"
+    LAUNCHER: ClassVar[str] = TRAINING["extend"]
     DEFAULT: ClassVar[str] = "demo"
     STAND_INS: ClassVar[Mapping[str, Any]] = {
         "model": config_file.SMOLLM2,

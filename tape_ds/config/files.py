@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from tape_ds import paths
-from tape_ds.distributed.launch_command import TRAINING
+from tape_ds.distributed.launch_command import SCRIPTS
 from tape_ds.errors import Problem, UserError, did_you_mean
 from tape_ds.installation import RECIPES
 
@@ -157,11 +157,9 @@ def require_launcher(name: str, collected: Collected, launcher: str) -> None:
     declared = collected.pop("launcher", None)
     if declared is None or declared.value == launcher:
         return
-    known = [*TRAINING.values(), "finetune_scrolls"]
-    if declared.value not in known:
-        raise UserError(
-            Problem("launcher", declared.value, f"no such launcher ({declared.where})", f"one of: {', '.join(known)}")
-        )
+    if declared.value not in SCRIPTS:
+        remedy = f"one of: {', '.join(SCRIPTS)}"
+        raise UserError(Problem("launcher", declared.value, f"no such launcher ({declared.where})", remedy))
     own = ", ".join(recipes_of(launcher))
     remedy = f"start launchers/{declared.value}.py with it, or choose a recipe of {launcher}.py: {own}"
     raise UserError(Problem("recipe", name, f"it is a recipe of {declared.value}.py", remedy))

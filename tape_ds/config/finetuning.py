@@ -18,6 +18,7 @@ from tape_ds.data.chat.conversations import TooLong
 from tape_ds.data.scrolls import examples
 from tape_ds.data.scrolls.prompts import reserved
 from tape_ds.data.sources import generated
+from tape_ds.distributed.launch_command import SCROLLS, TRAINING
 from tape_ds.errors import Problem
 from tape_ds.fields import COMPARED, DERIVED, FREE, Section, Tokens, rule
 from tape_ds.models.loading import config_file
@@ -106,7 +107,7 @@ class FinetuningRecipe(Recipe):
 class ScrollsRecipe(FinetuningRecipe):
     """A recipe of ``finetune_scrolls.py``."""
 
-    LAUNCHER: ClassVar[str] = "finetune_scrolls"
+    LAUNCHER: ClassVar[str] = SCROLLS
     DEFAULT: ClassVar[str] = "scrolls_tiny"
     STAND_INS: ClassVar[Mapping[str, Any]] = {"model": "smollm2", "dataset": examples.MADE.name}
 
@@ -145,7 +146,7 @@ class ScrollsRecipe(FinetuningRecipe):
 class ChatRecipe(FinetuningRecipe):
     """A recipe of ``finetune.py``: conversations."""
 
-    LAUNCHER: ClassVar[str] = "finetune"
+    LAUNCHER: ClassVar[str] = TRAINING["finetune"]
     DEFAULT: ClassVar[str] = "chat_tiny"
     STAND_INS: ClassVar[Mapping[str, Any]] = {"model": "smollm2", "train_data": ["stdlib"]}
 

@@ -13,6 +13,7 @@ from tape_ds.data.generated import TASKS, arithmetic
 from tape_ds.data.generated.addressing import REACHES, AddressingTask
 from tape_ds.data.generated.arithmetic import ArithmeticTask
 from tape_ds.data.generated.task import Size, Task, Test
+from tape_ds.distributed.launch_command import TRAINING
 from tape_ds.errors import Problem, did_you_mean
 from tape_ds.fields import COMPARED, DERIVED, FREE, Section, Tokens, WrongValueError, rule
 
@@ -86,7 +87,7 @@ def wrong_trained(task: AddressingTask, given: list[int]) -> str | None:
 class GeneratedRecipe(new_model.NewModelRecipe):
     """A recipe of this launcher."""
 
-    LAUNCHER: ClassVar[str] = "train_arithmetic"
+    LAUNCHER: ClassVar[str] = TRAINING["arithmetic"]
     DEFAULT: ClassVar[str] = "addition_tiny"
     STAND_INS: ClassVar[Mapping[str, Any]] = {**new_model.STAND_INS, "task": "addition", "max_digits": DIGITS}
     FULL_ROWS: ClassVar[bool] = False

@@ -11,6 +11,7 @@ from tape_ds.config.sections import DataCache, Mixture
 from tape_ds.data import sources
 from tape_ds.data.bad_rows import Skip
 from tape_ds.data.sources import KINDS, TokenSource, generated, weights
+from tape_ds.distributed.launch_command import TRAINING
 from tape_ds.errors import Problem
 from tape_ds.fields import COMPARED, DERIVED, FREE, Section, Tokens, rule
 from tape_ds.models.loading import config_file
@@ -63,7 +64,7 @@ class PretrainingEvaluation(Section):
 class PretrainingRecipe(new_model.NewModelRecipe):
     """A recipe of this launcher."""
 
-    LAUNCHER: ClassVar[str] = "pretrain_c4"
+    LAUNCHER: ClassVar[str] = TRAINING["pretrain"]
     DEFAULT: ClassVar[str] = "tiny"
     STAND_INS: ClassVar[Mapping[str, Any]] = {**new_model.STAND_INS, "train_data": ["stdlib"], "window": 64}
 

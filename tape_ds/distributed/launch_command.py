@@ -9,6 +9,10 @@ TRAINING = {
     "arithmetic": "train_arithmetic",
 }
 """Commands of ``tape-ds`` that train, with the file of ``launchers`` that is the same and that recipes name."""
+SCROLLS = "finetune_scrolls"
+"""The file of ``launchers`` for SCROLLS, whose recipes ``finetune`` takes as well."""
+SCRIPTS = (*TRAINING.values(), SCROLLS)
+"""Every file of ``launchers`` that trains."""
 DEEPSPEED_OPTIONS = {
     **dict.fromkeys(("--num_gpus", "--num_accelerators", "--num_nodes", "--hostfile", "--include", "--exclude"), True),
     **dict.fromkeys(("--master_addr", "--master_port", "--node_rank", "--ssh_port", "--venv_script"), True),

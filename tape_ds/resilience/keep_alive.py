@@ -20,7 +20,7 @@ import psutil
 
 from tape_ds import checkpoint, exit_codes, paths, run_folder
 from tape_ds.distributed import hostfile
-from tape_ds.distributed.launch_command import TRAINING
+from tape_ds.distributed.launch_command import SCRIPTS, TRAINING
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.exit_codes import ExitCode
 from tape_ds.resilience import run_lock
@@ -32,7 +32,6 @@ STARTING_SECONDS = 5.0
 """How long ranks that have not yet locked the run's folder may take to stop: they have nothing to lose."""
 
 _POLL_SECONDS = 0.2
-_SCRIPTS = (*TRAINING.values(), "finetune_scrolls")
 _RESUME = ("resume", "resume_from_checkpoint")
 _NO_TRAINING = ("dry_run", "print_config")
 
@@ -86,7 +85,7 @@ def prepare(command: Sequence[str]) -> LaunchSpec:
     found = []
     for place, word in enumerate(command):
         path = PurePath(word)
-        if path.suffix == ".py" and path.stem in _SCRIPTS:
+        if path.suffix == ".py" and path.stem in SCRIPTS:
             found.append((path.stem, list(command[place + 1 :])))
     for place, (word, following) in enumerate(pairwise(command)):  # a folder or environment may have the name as well
         if PurePath(word).name in ("tape-ds", "tape_ds") and following in TRAINING:
@@ -94,7 +93,7 @@ def prepare(command: Sequence[str]) -> LaunchSpec:
             break
     if len(found) != 1:
         wrong = "several launchers in it" if found else "no launcher in it"
-        known = [f"tape-ds {name}" for name in TRAINING] + [f"launchers/{name}.py" for name in _SCRIPTS]
+        known = [f"tape-ds {name}" for name in TRAINING] + [f"launchers/{name}.py" for name in SCRIPTS]
         remedy = f"give the command that you would type without keep_alive, with one of {', '.join(known)}"
         raise UserError(Problem("command", " ".join(command), wrong, remedy))
 

@@ -16,7 +16,7 @@ from tape_ds.cli import program
 from tape_ds.cli.program import MODULES
 from tape_ds.config.kinds import KINDS
 from tape_ds.distributed import hostfile
-from tape_ds.distributed.launch_command import DEEPSPEED_OPTIONS
+from tape_ds.distributed.launch_command import DEEPSPEED_OPTIONS, SCRIPTS, TRAINING
 from tape_ds.errors import UserError
 from tape_ds.installation import ROOT
 
@@ -31,6 +31,12 @@ def alone(monkeypatch):
 def test_every_command_is_a_module_with_a_main():
     modules = {importlib.import_module(f"tape_ds.cli.{module}") for module in MODULES.values()}
     assert all(callable(module.main) for module in modules)
+
+
+def test_every_kind_of_recipe_has_its_script_and_every_training_command_its_line():
+    files = {path.stem for path in (ROOT / "launchers").glob("*.py")}
+    assert set(KINDS) == set(SCRIPTS) == files - {"keep_alive"}
+    assert list(program.GROUPS["Train"]) == list(TRAINING)
 
 
 @pytest.mark.parametrize(
