@@ -37,8 +37,9 @@ from tape_ds.installation import ROOT
 from tape_ds.markdown_table import markdown_table
 from tape_ds.methods.prepare import prepare
 from tape_ds.models import hollow
-from tape_ds.models.loading import extendable, weight_files
-from tape_ds.models.loading.tensor_rows import StoredRows, pieces
+from tape_ds.models.files import weight_files
+from tape_ds.models.files.tensor_rows import StoredRows, pieces
+from tape_ds.models.loading import extendable
 from tape_ds.models.writing import SafetensorsFile
 
 REPEATED = ("merge", "export")

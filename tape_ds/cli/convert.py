@@ -81,7 +81,8 @@ def convert_source(options: argparse.Namespace) -> tuple[Callable[[Path], Any], 
     dropped."""
     from tape_ds.checkpoint import merging
     from tape_ds.models import convert, saving
-    from tape_ds.models.loading import exact, extendable, model_folder
+    from tape_ds.models.files import exact
+    from tape_ds.models.loading import extendable, model_folder
 
     source = options.source
     if options.kind == "reference-to-tape":
@@ -132,7 +133,7 @@ def convert_source(options: argparse.Namespace) -> tuple[Callable[[Path], Any], 
 
 
 def _from_reference(source: str, variant: str) -> Any:
-    from tape_ds.models.loading import json_file, library_errors, weight_files
+    from tape_ds.models.files import json_file, library_errors, weight_files
     from tape_ds.models.loading.reference_checkpoint import from_reference
 
     folder = Path(source)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tape_ds import building, checkpoint, paths, run_folder
 from tape_ds.arguments import Parser, add_new_folder
 from tape_ds.errors import command, raise_if_any
-from tape_ds.models.loading import config_file, json_file, weight_files
+from tape_ds.models.files import config_file, json_file, weight_files
 
 if TYPE_CHECKING:
     import torch

@@ -16,7 +16,7 @@ from tape_ds.config.recipe import Recipe
 from tape_ds.distributed.rendezvous import report_failures
 from tape_ds.engines import table
 from tape_ds.errors import Problem, UserError, collecting, command, is_main_process, raise_if_any, redacted
-from tape_ds.models.loading import config_file, hub
+from tape_ds.models.files import config_file, hub
 
 
 @command

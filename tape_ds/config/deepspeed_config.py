@@ -18,7 +18,7 @@ from tape_ds.config import deepspeed_keys, library
 from tape_ds.config.deepspeed_keys import lookup
 from tape_ds.errors import Problem, did_you_mean, is_main_process
 from tape_ds.installation import DS_CONFIGS
-from tape_ds.models.loading import json_file
+from tape_ds.models.files import json_file
 
 logger = logging.getLogger(__name__)
 

@@ -22,8 +22,9 @@ from tape_ds.encodings import scaling, trained_rope
 from tape_ds.errors import Problem, UserError, did_you_mean
 from tape_ds.fields import COMPARED, DERIVED, FREE, Section, Tokens, rule
 from tape_ds.methods import METHODS
-from tape_ds.models.loading import config_file
-from tape_ds.models.loading.config_file import family_note, other_family
+from tape_ds.models.files import config_file
+from tape_ds.models.files.config_file import family_note, other_family
+from tape_ds.models.loading import known_config
 from tape_ds.models.sizes import STATE_DTYPES
 
 MOST_COPIES = 100
@@ -153,7 +154,7 @@ class ExtensionRecipe(Recipe):
     def derived(self) -> dict[str, Any]:
         target, method = self.model.target_length, self.method.chosen
         # a method without RoPE trains within the native length, all others up to the target
-        known = config_file.known(self.model.model, online=False) or {}
+        known = known_config.known(self.model.model, online=False) or {}
         length = trained_rope.native_length(known) if method.drops_rope else None
         window = self.data.window or min(target, length or target)
         can = learns(self.model.position_encoding or method.encoding, self.model.position_options)
@@ -267,14 +268,14 @@ class ExtensionRecipe(Recipe):
 
     def problems(self, broken: set[str]) -> Iterator[Problem]:
         other = "model" not in broken and other_family(self.native_config() or {}) is not None
-        if other and config_file.check(self.model.model, online=self.dry_run):
+        if other and known_config.check_model(self.model.model, online=self.dry_run):
             # the rules of lengths would blame the wrong fields of a model that is not supported
             broken = broken | {"target_length", "window", "rope_parameters"}
         yield from super().problems(broken)
 
     def native_config(self) -> Mapping[str, Any] | None:
         """Return what is known of the model's configuration without loading or unpacking anything."""
-        return config_file.known(self.model.model, online=self.dry_run)
+        return known_config.known(self.model.model, online=self.dry_run)
 
     # a run repeats these two for a model whose configuration is not known yet
     @rule("model", "method", "target_length", "rope_parameters")

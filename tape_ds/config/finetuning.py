@@ -21,7 +21,7 @@ from tape_ds.data.sources import generated
 from tape_ds.distributed.launch_command import SCROLLS, TRAINING
 from tape_ds.errors import Problem
 from tape_ds.fields import COMPARED, DERIVED, FREE, Section, Tokens, rule
-from tape_ds.models.loading import config_file
+from tape_ds.models.files import config_file
 
 TRAIN, HELD_OUT = "train", "validation"
 SMALLEST_PROMPT = 16

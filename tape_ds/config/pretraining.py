@@ -14,7 +14,7 @@ from tape_ds.data.sources import KINDS, TokenSource, generated, weights
 from tape_ds.distributed.launch_command import TRAINING
 from tape_ds.errors import Problem
 from tape_ds.fields import COMPARED, DERIVED, FREE, Section, Tokens, rule
-from tape_ds.models.loading import config_file
+from tape_ds.models.files import config_file
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

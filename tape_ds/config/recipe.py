@@ -26,7 +26,7 @@ from tape_ds.distributed.layout import SEQUENCE, TENSOR, Layout
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.fields import Section, rule, run_rules
 from tape_ds.methods import liger
-from tape_ds.models.loading import config_file
+from tape_ds.models.loading import known_config
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -233,7 +233,7 @@ class Recipe(ABC):
     def _base_is_there(self) -> Iterator[Problem]:
         base = getattr(self.model, "model", None)  # a new model has none
         if base is not None:
-            yield from config_file.check(base, online=self.dry_run)
+            yield from known_config.check_model(base, online=self.dry_run)
 
     @rule(*("global_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps", SEQUENCE, TENSOR))
     def _batch(self) -> Iterator[Problem]:

@@ -14,7 +14,7 @@ from tape_ds.config.trainer import RecipeView
 from tape_ds.distributed.layout import SEQUENCE, TENSOR, check_cuts, check_heads
 from tape_ds.errors import Problem
 from tape_ds.fields import FREE, Section, rule
-from tape_ds.models.loading.config_file import has_llamas_names
+from tape_ds.models.files.config_file import has_llamas_names
 
 
 class Scale(Section):

@@ -32,8 +32,8 @@ from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.prompting import around
 from tape_ds.data.sources import Source, parse_all
 from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.models.files.library_errors import as_message
 from tape_ds.models.loading import model_folder, sentencepiece_tokenizer
-from tape_ds.models.loading.library_errors import as_message
 from tape_ds.registration import register
 
 # Part of every key: raise it when the code below gives another tokenizer for the same documents.

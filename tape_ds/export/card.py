@@ -24,7 +24,7 @@ from tape_ds.engines import pages
 from tape_ds.errors import redacted
 from tape_ds.export import config_json, ruler_scores
 from tape_ds.markdown_table import markdown_table
-from tape_ds.models.loading import config_file, hub
+from tape_ds.models.files import config_file, hub
 from tape_ds.numbers import summarise
 from tape_ds.results import Result
 from tape_ds.run_folder import TRAINED

@@ -19,8 +19,8 @@ from tape_ds import encodings
 from tape_ds.encodings import trained_rope
 from tape_ds.encodings.scaling import yarn_attention
 from tape_ds.engines.forms import own_attention_factor
+from tape_ds.models.files.config_file import SHAPES, plain_type
 from tape_ds.models.loading import extendable
-from tape_ds.models.loading.config_file import SHAPES, plain_type
 from tape_ds.registration import TYPES
 
 _PARTIAL = trained_rope.PARTIAL

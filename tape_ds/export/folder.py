@@ -22,8 +22,8 @@ from tape_ds.data import tokenizer as tokenizers
 from tape_ds.errors import Problem, UserError
 from tape_ds.export import card, config_json, model_code
 from tape_ds.models import convert
+from tape_ds.models.files.hub import CONFIG
 from tape_ds.models.loading import extendable
-from tape_ds.models.loading.hub import CONFIG
 from tape_ds.registration import TYPES
 
 _NOT_REACHED = "the hub refused, or was not reached ({})"

@@ -29,9 +29,10 @@ from tape_ds.encodings import llama_cpp_rope, scaling
 from tape_ds.encodings.trained_rope import KEPT, of_full
 from tape_ds.errors import Problem, UserError
 from tape_ds.export import gguf_tokenizer
-from tape_ds.models.loading import config_file, extendable, json_file, weight_files
-from tape_ds.models.loading.gguf_header import DIVISORS
-from tape_ds.models.loading.tensor_rows import LoadedRows, TensorRows
+from tape_ds.models.files import config_file, json_file, weight_files
+from tape_ds.models.files.gguf_header import DIVISORS
+from tape_ds.models.files.tensor_rows import LoadedRows, TensorRows
+from tape_ds.models.loading import extendable
 from tape_ds.models.model_weights import NotByTensorError
 
 AUTO = "auto"

@@ -45,7 +45,11 @@ def auto_map(model_type: str) -> dict[str, str]:
     names = TYPES[model_type]
     classes = {"AutoConfig": names.config, "AutoModel": names.base, "AutoModelForCausalLM": names.causal_lm}
     first = _first_files(model_type)
-    return {auto: f"{first[tape_ds.HOMES[name]]}.{name}" for auto, name in classes.items()}
+    places = {}
+    for auto, full_name in classes.items():
+        module, _, name = full_name.rpartition(".")
+        places[auto] = f"{first[module]}.{name}"
+    return places
 
 
 def files(model_type: str, encoding: str, commit: str) -> dict[str, str]:
@@ -77,8 +81,10 @@ def files(model_type: str, encoding: str, commit: str) -> dict[str, str]:
 def _first_files(model_type: str) -> dict[str, str]:
     """Return the modules that the configuration names, and their files, named by transformers' custom."""
     names = TYPES[model_type]
+    of_config, _, _ = names.config.rpartition(".")
+    of_model, _, _ = names.causal_lm.rpartition(".")
     # GPT-J's two are one module
-    return {tape_ds.HOMES[names.config]: "configuration_tape", tape_ds.HOMES[names.causal_lm]: "modeling_tape"}
+    return {of_config: "configuration_tape", of_model: "modeling_tape"}
 
 
 def _file(module: str, first: dict[str, str]) -> str:

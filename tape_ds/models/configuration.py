@@ -44,11 +44,12 @@ class TapeConfig(LlamaConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
-        raise_if_any(sizes.problems(self))  # here, not in a ``validate_`` method: ``@strict`` wraps what those raise
+        # here, not in a ``validate_`` method: ``@strict`` wraps what those raise
+        raise_if_any(sizes.problems(sizes.Fields.of(self)))
 
     def validate_position(self) -> None:
         """Repeat the checks, as ``@strict`` does before saving."""
-        raise_if_any(sizes.problems(self))
+        raise_if_any(sizes.problems(sizes.Fields.of(self)))
 
     def validate_rope(self) -> None:
         """Skip transformers' check, which does not know ``ntk`` and ``yarn_revised``; ours includes it."""

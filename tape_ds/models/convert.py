@@ -25,10 +25,10 @@ from tape_ds import encodings
 from tape_ds.encodings import trained_rope
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models.configuration import TapeConfig
+from tape_ds.models.files.config_file import LLAMA, QWEN2, QWEN3, check_llama_shaped, plain_type
+from tape_ds.models.files.exact import fill, load_exact
 from tape_ds.models.hollow import is_hollow
 from tape_ds.models.llama import TapeForCausalLM
-from tape_ds.models.loading.config_file import LLAMA, QWEN2, QWEN3, check_llama_shaped, plain_type
-from tape_ds.models.loading.exact import fill, load_exact
 
 logger = logging.getLogger(__name__)
 

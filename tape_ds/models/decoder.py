@@ -34,9 +34,9 @@ from tape_ds.attention.document_layout import DocumentLayout
 from tape_ds.encodings.trained_rope import of_full
 from tape_ds.kernels.weighted_cross_entropy import weights_of
 from tape_ds.models.decoder_configuration import ATTENTION, SCORE_SCALE, with_rope
+from tape_ds.models.files.exact import load_exact
 from tape_ds.models.inputs import CACHE, Documents, past_length
 from tape_ds.models.language_model import LanguageModel
-from tape_ds.models.loading.exact import load_exact
 from tape_ds.models.output_head import OutputHead, causal_lm_loss
 from tape_ds.registration import register
 

@@ -13,8 +13,8 @@ from transformers.modeling_utils import LoadStateDictConfig
 from tape_ds.errors import raise_if_any
 from tape_ds.models import hollow
 from tape_ds.models.file_tensors import FileTensor, file_tensors, made_together, reverted, tied_names
-from tape_ds.models.loading import exact
-from tape_ds.models.loading.tensor_rows import LoadedRows, StoredRows, TensorRows, pieces
+from tape_ds.models.files import exact
+from tape_ds.models.files.tensor_rows import LoadedRows, StoredRows, TensorRows, pieces
 
 
 class NotByTensorError(Exception):

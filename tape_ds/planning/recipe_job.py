@@ -25,8 +25,8 @@ from tape_ds.config.method import LLAMAS_MAPS, targets
 from tape_ds.config.recipe import Recipe
 from tape_ds.distributed.layout import Engine
 from tape_ds.errors import raise_if_any
+from tape_ds.models.files.config_file import TAPE
 from tape_ds.models.flops import decoder_shape
-from tape_ds.models.loading.config_file import TAPE
 from tape_ds.planning import hardware, search, shape
 from tape_ds.planning.hardware import Gpu
 from tape_ds.planning.job import Job

@@ -15,10 +15,10 @@ from tape_ds import encodings as positions
 from tape_ds.encodings import registry
 from tape_ds.errors import Problem, UserError, did_you_mean
 from tape_ds.models.configuration import TapeConfig
+from tape_ds.models.files import hub
+from tape_ds.models.files.config_file import TAPE
 from tape_ds.models.flops import Weights, decoder_shape
 from tape_ds.models.gptj import ScaledGPTJConfig
-from tape_ds.models.loading import hub
-from tape_ds.models.loading.config_file import TAPE
 from tape_ds.registration import register
 
 Config = TapeConfig | PreTrainedConfig

@@ -25,8 +25,9 @@ from tape_ds.attention.score_bias import ScoreBias
 from tape_ds.encodings.base import PositionLayer
 from tape_ds.errors import Problem, raise_if_any
 from tape_ds.models.configuration import TapeConfig
+from tape_ds.models.files import config_file
 from tape_ds.models.llama import BlockInputs, TapeForCausalLM
-from tape_ds.models.loading import config_file, extendable
+from tape_ds.models.loading import extendable
 from tape_ds.scoring.losses import evaluating
 
 WITH_WEIGHTS = "reference"

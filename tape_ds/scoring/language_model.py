@@ -24,7 +24,7 @@ from transformers import GenerationConfig
 from tape_ds.data.prompting import around, beginning
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import Problem, UserError
-from tape_ds.models.loading import exact
+from tape_ds.models.files import exact
 from tape_ds.scoring import CHUNK
 from tape_ds.scoring.generation import ends_of
 from tape_ds.scoring.models import FoundModel, check_tokens, used_at

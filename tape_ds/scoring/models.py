@@ -27,11 +27,12 @@ from tape_ds.data import tokenizer as tokenizers
 from tape_ds.errors import Problem, UserError, collecting, is_main_process, raise_if_any
 from tape_ds.models import saving
 from tape_ds.models.configuration import TapeConfig
+from tape_ds.models.files import config_file, exact, weight_files
+from tape_ds.models.files.library_errors import READ_AGAIN, RUN_CODE, as_message
+from tape_ds.models.files.weight_files import ADAPTER_CONFIG
 from tape_ds.models.library_messages import quieten_libraries
 from tape_ds.models.llama import TapeForCausalLM, change_positions, evaluated_at
-from tape_ds.models.loading import config_file, exact, extendable, model_folder, weight_files
-from tape_ds.models.loading.library_errors import READ_AGAIN, RUN_CODE, as_message
-from tape_ds.models.loading.weight_files import ADAPTER_CONFIG
+from tape_ds.models.loading import extendable, model_folder
 from tape_ds.registration import TYPES
 from tape_ds.run_folder import TRAINED
 

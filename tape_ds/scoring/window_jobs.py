@@ -17,7 +17,7 @@ from tape_ds import storage
 from tape_ds.data import prompting, selection, tokenized
 from tape_ds.data.sources import Source
 from tape_ds.errors import UserError
-from tape_ds.models.loading import exact
+from tape_ds.models.files import exact
 from tape_ds.scoring import losses, windows
 from tape_ds.scoring.losses import WindowLoss
 from tape_ds.scoring.models import used_at

@@ -27,7 +27,7 @@ from tape_ds.data.selection import with_copies
 from tape_ds.data.sources import TokenSource, generated, parse_all, weights
 from tape_ds.data.tokenized import FIELD_OF, checked_ids, encode, made_for
 from tape_ds.errors import UserError
-from tape_ds.models.loading.config_file import SMOLLM2
+from tape_ds.models.files.config_file import SMOLLM2
 
 SEQUENCES = 32
 """Windows of text that are read of each source; with PoSE documents."""

@@ -8,7 +8,7 @@ from torch import nn
 
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import raise_if_any
-from tape_ds.models.loading import exact
+from tape_ds.models.files import exact
 
 
 def require_finite_weights(model: nn.Module, field: str, name: str, rank_sync: RankSync) -> None:

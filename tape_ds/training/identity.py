@@ -21,7 +21,7 @@ from tape_ds.data.sources.weights import shares_of
 from tape_ds.data.tokenized import tokenizer_fingerprint
 from tape_ds.errors import Problem, redacted
 from tape_ds.fields import FIXED, FREE, RISKY
-from tape_ds.models.loading import weight_files
+from tape_ds.models.files import weight_files
 
 COMPUTING = (
     *("accelerate", "deepspeed", "flash-attn", "liger-kernel", "peft", "python", "tape_ds", "torch", "transformers"),

@@ -25,9 +25,10 @@ from tape_ds.encodings import trained_rope
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models import decoder_configuration
 from tape_ds.models.configuration import TapeConfig
-from tape_ds.models.loading import config_file, extendable, hub, json_file, model_folder
+from tape_ds.models.files import config_file, hub, json_file
+from tape_ds.models.files.config_file import BAICHUAN, TAPE
+from tape_ds.models.loading import extendable, model_folder
 from tape_ds.models.loading.base_model import BaseModel
-from tape_ds.models.loading.config_file import BAICHUAN, TAPE
 from tape_ds.planning import shape
 from tape_ds.planning.shape import Config
 

@@ -11,7 +11,8 @@ from tape_ds.data.sources.weights import percent
 from tape_ds.errors import redacted
 from tape_ds.numbers import summarise
 from tape_ds.run_folder import RESULTS, TRAINED
-from tape_ds.training import device, plots, tables
+from tape_ds.scoring import plots, tables
+from tape_ds.training import device
 from tape_ds.training.callbacks import PositionUpdates, TokensBySource
 from tape_ds.training.objective import Weighted
 from tape_ds.training.run import Run

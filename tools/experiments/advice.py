@@ -22,8 +22,8 @@ from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError, check_folder, command, raise_if_any
 from tape_ds.markdown_table import markdown_table
 from tape_ds.numbers import number
+from tape_ds.scoring.plots import COLOURS, MARKERS, STYLES
 from tape_ds.scoring.span_losses import SpanLosses
-from tape_ds.training.plots import COLOURS, MARKERS, STYLES
 from tools.experiment import statistics
 from tools.experiment.statistics import Sample
 

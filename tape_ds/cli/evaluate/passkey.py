@@ -130,8 +130,7 @@ def announcement(options: argparse.Namespace, total: int) -> str:
 
 def show(options: argparse.Namespace, found: "FoundModel", folder: Path, figures: Mapping[str, Any]) -> None:
     """Write tables and picture, and print the tables."""
-    from tape_ds.scoring import heat_maps
-    from tape_ds.training import tables
+    from tape_ds.scoring import heat_maps, tables
 
     title = f"Passkeys found by {found.name_or_path} ({options.form}, {options.protocol})"
     by_length = figures["passkeys"]

@@ -251,8 +251,8 @@ def require_covered(
 
 def show(figures: Mapping[str, Any], model: "FoundModel") -> None:
     """Print the tables, and what was left out."""
+    from tape_ds.scoring import tables
     from tape_ds.scoring.span_losses import SpanLosses
-    from tape_ds.training import tables
 
     for source in figures["documents"]:
         entries = [entry for entry in figures["perplexity"] if entry["source"] == source]

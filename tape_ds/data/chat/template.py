@@ -28,7 +28,7 @@ from tape_ds import paths
 from tape_ds.data.chat.conversations import ASSISTANT, Conversation, without_template
 from tape_ds.data.offsets import LocatedTokens
 from tape_ds.errors import Problem, UserError
-from tape_ds.models.loading.library_errors import as_message
+from tape_ds.models.files.library_errors import as_message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -21,7 +21,7 @@ from tape_ds.data.prompting import beginning
 from tape_ds.data.retrieval.families import FAMILIES, AskedRecord, Puzzle
 from tape_ds.data.retrieval.haystack import Haystack, units
 from tape_ds.data.retrieval.names import pick
-from tape_ds.data.retrieval.options import RetrievalOptions
+from tape_ds.data.retrieval_options import RetrievalOptions
 
 HEADERS = ("", "Questions on the above\n", "== lookups ==\n", "Now reply.\n")
 STYLES = ("Q: {ask}\nA:", "{ask}", "- {ask} =>", "Asked: {ask}\nReply:")

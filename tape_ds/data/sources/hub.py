@@ -10,7 +10,7 @@ import pyarrow
 
 from tape_ds.data.sources.base import UNREADABLE, Document, RowSource, Shard
 from tape_ds.errors import Problem, UserError
-from tape_ds.models.loading.hub import ID
+from tape_ds.models.files.hub import ID
 
 if TYPE_CHECKING:
     from datasets import IterableDataset

@@ -18,8 +18,9 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models import saving
-from tape_ds.models.loading import sentencepiece_tokenizer, weight_files
-from tape_ds.models.loading.exact import fill, require_exact
+from tape_ds.models.files import weight_files
+from tape_ds.models.files.exact import fill, require_exact
+from tape_ds.models.loading import sentencepiece_tokenizer
 
 FILES = ("*.json", "tokenizer.model", "*.safetensors", "pytorch_model*.bin")
 """Files that decide what it becomes."""

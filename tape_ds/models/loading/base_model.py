@@ -8,9 +8,10 @@ from transformers import PreTrainedConfig
 
 from tape_ds.encodings import trained_rope
 from tape_ds.errors import raise_if_any
+from tape_ds.models.files import hub
+from tape_ds.models.files.config_file import SMOLLM2
 from tape_ds.models.flops import DecoderShape, decoder_shape
-from tape_ds.models.loading import extendable, hub, model_folder
-from tape_ds.models.loading.config_file import SMOLLM2
+from tape_ds.models.loading import extendable, model_folder
 
 
 @dataclass(frozen=True)

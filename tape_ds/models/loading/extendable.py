@@ -19,11 +19,12 @@ from tape_ds.errors import Problem, UserError, is_main_process, raise_if_any
 from tape_ds.models import class_frequencies, convert, decoder, decoder_configuration, gptj
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.decoder import ExtendedDecoder
+from tape_ds.models.files import exact, gguf_header, json_file
+from tape_ds.models.files.config_file import BAICHUAN, check_llama_shaped, has_llamas_names
+from tape_ds.models.files.hub import CONFIG
+from tape_ds.models.files.library_errors import as_message
 from tape_ds.models.llama import TapeForCausalLM
-from tape_ds.models.loading import baichuan, exact, gguf_header, json_file
-from tape_ds.models.loading.config_file import BAICHUAN, check_llama_shaped, has_llamas_names
-from tape_ds.models.loading.hub import CONFIG
-from tape_ds.models.loading.library_errors import as_message
+from tape_ds.models.loading import baichuan
 from tape_ds.registration import register
 
 logger = logging.getLogger(__name__)

@@ -20,9 +20,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tape_ds import building, paths, storage
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models import saving
-from tape_ds.models.loading import baichuan, extendable, gguf_header, hub, json_file, library_errors
-from tape_ds.models.loading.config_file import BAICHUAN, SMOLLM2, check_gguf
-from tape_ds.models.loading.exact import fill, require_exact
+from tape_ds.models.files import gguf_header, hub, json_file, library_errors
+from tape_ds.models.files.config_file import BAICHUAN, SMOLLM2, check_gguf
+from tape_ds.models.files.exact import fill, require_exact
+from tape_ds.models.loading import baichuan, extendable
 
 _GGUF_FORMAT = 2
 """Raised when a GGUF file is unpacked into something else: older folders are not used any more."""

@@ -12,8 +12,8 @@ from tape_ds.encodings import scaling
 from tape_ds.encodings.scaling import WINDOW
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models.configuration import TapeConfig
+from tape_ds.models.files.exact import fill, require_exact
 from tape_ds.models.llama import TapeForCausalLM
-from tape_ds.models.loading.exact import fill, require_exact
 
 logger = logging.getLogger(__name__)
 

@@ -25,15 +25,16 @@ from tape_ds.encodings import scaling, trained_rope
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.methods.distillation import Teacher
 from tape_ds.models import convert
+from tape_ds.models.files.config_file import family_note
 from tape_ds.models.loading import extendable
 from tape_ds.models.loading.base_model import BaseModel
-from tape_ds.models.loading.config_file import family_note
 from tape_ds.results import UNTOUCHED, UNTRAINED, WITHOUT_UPDATES
 from tape_ds.run_folder import RESULTS
+from tape_ds.scoring import plots, tables
 from tape_ds.scoring.passkey import PASSKEYS
 from tape_ds.scoring.ruler_questions import HAYSTACK, RULER, RulerQuestion
 from tape_ds.scoring.span_losses import SpanLosses
-from tape_ds.training import model_config, plots, tables
+from tape_ds.training import model_config
 from tape_ds.training.held_out import (
     EvalDocument,
     Variant,

@@ -40,9 +40,9 @@ from tape_ds.models import convert
 from tape_ds.models.loading import extendable
 from tape_ds.models.loading.base_model import BaseModel
 from tape_ds.models.loading.extendable import Config
-from tape_ds.scoring import answers
+from tape_ds.scoring import answers, tables
 from tape_ds.scoring.answers import AnswerLoss, Prompt
-from tape_ds.training import identity, model_config, tables
+from tape_ds.training import identity, model_config
 from tape_ds.training.held_out import ScoredAround, Variants
 from tape_ds.training.run import Run, sample_count, weights_dtype
 

@@ -22,10 +22,9 @@ from tape_ds.errors import raise_if_any
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.llama import evaluated_at
 from tape_ds.run_folder import RESULTS
-from tape_ds.scoring import exact_match
+from tape_ds.scoring import exact_match, tables
 from tape_ds.scoring.exact_match import AnswerCount
 from tape_ds.scoring.losses import bare
-from tape_ds.training import tables
 from tape_ds.training.held_out import ScoredAfter
 from tape_ds.training.run import Run, sample_count
 

@@ -21,7 +21,7 @@ from tape_ds.data.stream import StreamedSequences
 from tape_ds.data.tokenized import scored_rows
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models.configuration import TapeConfig
-from tape_ds.training import tables
+from tape_ds.scoring import tables
 from tape_ds.training.held_out import EvalDocument, ScoredAfter, perplexities, read_perplexities
 from tape_ds.training.run import Run, sample_count
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tape_ds import TapeForCausalLM
 from tape_ds.errors import UserError
-from tape_ds.models.loading import hub, weight_files
+from tape_ds.models.files import hub, weight_files
 from tape_ds.training import report
 from tape_ds.training.run import build_trainer
 from tape_ds.training.runs.assembly import assemble

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.models.loading import library_errors, weight_files
-from tape_ds.models.loading.hub import CONFIG
+from tape_ds.models.files import library_errors, weight_files
+from tape_ds.models.files.hub import CONFIG
 
 if TYPE_CHECKING:
     import torch

@@ -22,8 +22,8 @@ from safetensors import SafetensorError, safe_open
 
 from tape_ds import paths, storage
 from tape_ds.errors import Problem, UserError, collecting, raise_if_any
-from tape_ds.models.loading import json_file, library_errors
-from tape_ds.models.loading.library_errors import READ_AGAIN, TENSORS_ALONE
+from tape_ds.models.files import json_file, library_errors
+from tape_ds.models.files.library_errors import READ_AGAIN, TENSORS_ALONE
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,7 +18,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
 from tape_ds.encodings import llama_cpp_rope
 from tape_ds.errors import Problem, UserError
-from tape_ds.models.loading import library_errors
+from tape_ds.models.files import library_errors
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 """Architectures that are read key by key; transformers reads the configuration of others."""

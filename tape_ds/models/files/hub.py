@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tape_ds.errors import Problem, UserError
-from tape_ds.models.loading import weight_files
+from tape_ds.models.files import weight_files
 
 ID = r"(?P<name>[\w-][\w.-]*(/[\w.-]+)?)(@(?P<revision>[^:#]+))?"
 """Id of a model, and of a dataset in a data spec."""
