@@ -47,6 +47,8 @@ GROUPS = {
         "convert": ("convert", "convert a checkpoint between model families"),
     },
 }
+OF_A_CHECKOUT = ("experiment",)
+"""Commands that an installed package does not have."""
 MODULES = {name: module for group in GROUPS.values() for name, (module, _) in group.items()}
 LOOKS = {"-h", "--help", "--list", "--print_config"}  # options of a training command that start no ranks
 
@@ -90,7 +92,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def usage() -> str:
     lines = ["tape-ds COMMAND ...", "", "Each command has --help.", ""]
     for title, group in GROUPS.items():
-        lines += [f"{title}:", *(f"    {name:<16}  {summary}" for name, (_, summary) in group.items()), ""]
+        lines.append(f"{title}:")
+        for name, (_, summary) in group.items():
+            if installation.IS_CHECKOUT or name not in OF_A_CHECKOUT:
+                lines.append(f"    {name:<16}  {summary}")
+        lines.append("")
     lines += [
         "    --folder          print the folders of the recipes and of DeepSpeed's configurations",
         "    --version         print the version",
@@ -127,4 +133,6 @@ def gpus() -> int:
     except OSError:
         return 0
     count = ctypes.c_int()
-    return count.value if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
+    if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0:
+        return count.value
+    return 0

@@ -131,6 +131,14 @@ def test_folders_and_version_are_printed(capsys):
     assert capsys.readouterr().out.splitlines() == [f"{ROOT}/launchers/recipes", f"{ROOT}/ds_configs", __version__]
 
 
+def test_an_installed_package_lists_no_command_of_a_checkout(monkeypatch):
+    """It listed ``experiment``, which ended with: experiments are no part of an installed package."""
+    listed = set(re.findall(r"^    ([a-z][a-z-]*)  ", program.usage(), re.MULTILINE))
+    assert listed == set(MODULES)
+    monkeypatch.setattr(installation, "IS_CHECKOUT", False)
+    assert set(re.findall(r"^    ([a-z][a-z-]*)  ", program.usage(), re.MULTILINE)) == listed - {"experiment"}
+
+
 def test_a_misspelt_command_is_named(capsys):
     assert program.main(["extned"]) == 2
     assert "command = 'extned': unknown" in capsys.readouterr().err
