@@ -77,18 +77,23 @@ class Implementation(NamedTuple):
     def pieces(self, v: Tensor, e: Tensor) -> tuple[Tensor, ...]:
         if self.encoding == BASELINE:
             return (v,)
-        return (torch.cat((v, e), dim=-1),) if self.joined else (v, e)
+        if self.joined:
+            return (torch.cat((v, e), dim=-1),)
+        return (v, e)
 
 
 def lengths_of(shape: Shape) -> tuple[int, ...] | None:
     """Return the lengths of the documents in each sequence; None where every sequence is one text."""
-    return document_lengths(shape.tokens, shape.documents) if shape.documents else None
+    if shape.documents:
+        return document_lengths(shape.tokens, shape.documents)
+    return None
 
 
 def plain_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attend with whole matrices in the tensors' precision; causal, queries at the end of the keys."""
     group = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    k = k.repeat_interleave(group, dim=1)
+    v = v.repeat_interleave(group, dim=1)
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
     if q.shape[2] > 1:
         unseen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1 + k.shape[2] - q.shape[2])
@@ -103,9 +108,11 @@ def sdpa(name: str) -> Call:
         _refuse_large_matrices(q, k, name == "math")
         group = q.shape[1] // k.shape[1]
         if group > 1 and name == "efficient":  # refuses grouped queries: a user would repeat keys and values
-            k, values = k.repeat_interleave(group, 1), tuple(value.repeat_interleave(group, 1) for value in values)
+            k = k.repeat_interleave(group, 1)
+            values = tuple(value.repeat_interleave(group, 1) for value in values)
             group = 1
-        causal, grouped = q.shape[2] > 1, group > 1
+        causal = q.shape[2] > 1
+        grouped = group > 1
         with sdpa_kernel(SDPA[name]):
             return tuple(
                 F.scaled_dot_product_attention(q, k, value, is_causal=causal, enable_gqa=grouped) for value in values
@@ -147,7 +154,12 @@ def implementations(shape: Shape, device: torch.device) -> list[Implementation]:
         make = functools.partial(attend, name, lengths)
         ours += [Implementation(encoding, f"attend {name}", make) for encoding in (BASELINE, "tape")]
     by_torch = []
-    for name in () if lengths is not None else ("flash", "math") if on_cpu else SDPA:
+    kinds: Sequence[str] = SDPA
+    if lengths is not None:
+        kinds = ()  # torch's own takes no documents
+    elif on_cpu:
+        kinds = ("flash", "math")
+    for name in kinds:
         make = functools.partial(sdpa, name)
         by_torch.append(Implementation(BASELINE, f"sdpa {name}", make))
         by_torch.append(Implementation("tape", f"two calls, sdpa {name}", make))
@@ -168,7 +180,8 @@ def case(shape: Shape, setting: Setting, compared: Sequence[Implementation] | No
         if key not in shared:
             values = implementation.pieces(inputs.v, inputs.e)
             shared[key] = tuple(x.detach().requires_grad_() for x in (inputs.q, inputs.k, *values))
-        leaves, returned = shared[key], implementation.pieces(inputs.dv, inputs.de)
+        leaves = shared[key]
+        returned = implementation.pieces(inputs.dv, inputs.de)
 
         def forward() -> tuple[Tensor, ...]:
             with implementation.around():

@@ -43,7 +43,9 @@ WORK = ROOT / ".cache"
 GRACE = 3  # seconds at the end of a stage's limit in which it may stop by itself, and print where it was
 REHEARSAL = 4  # factor of all limits in a rehearsal
 LOGGED = 1 << 20  # bytes that are kept of a log: its end
-DONE, FAILED, LATE = "done", "failed", "late"
+DONE = "done"
+FAILED = "failed"
+LATE = "late"
 
 
 class Stage(NamedTuple):
@@ -131,7 +133,9 @@ def main(argv: Sequence[str]) -> int:
         ends = [end for number in ([options.part] if options.part else PARTS) for end in Part(number, options).run()]
     finally:
         signal.signal(signal.SIGTERM, before)
-    return 1 if {FAILED, LATE} & set(ends) else 0
+    if {FAILED, LATE} & set(ends):
+        return 1
+    return 0
 
 
 class Part:
@@ -139,11 +143,9 @@ class Part:
         self.number, self.rehearse, self.out = number, options.rehearse, options.out.resolve()
         self.slower = REHEARSAL if self.rehearse else 1
         self.work = WORK / ("rehearsal" if self.rehearse else "campaign")
-        self.rows, self.logs, self.site = (
-            self.out / f"campaign_{number}.jsonl",
-            self.work / f"logs_{number}",
-            self.work / "site",
-        )
+        self.rows = self.out / f"campaign_{number}.jsonl"
+        self.logs = self.work / f"logs_{number}"
+        self.site = self.work / "site"
         for former in (self.logs, self.site):  # the packages may be another Python's
             shutil.rmtree(former, ignore_errors=True)
         for folder in (self.out, self.logs):
@@ -162,7 +164,8 @@ class Part:
         for stage in STAGES:
             if stage.part != self.number:
                 continue
-            began, limit = time.time(), stage.seconds * self.slower
+            began = time.time()
+            limit = stage.seconds * self.slower
             allowed += limit
             end, why = self.run_stage(stage, allowed - began)
             line = {"stage": stage.name, "end": end, "seconds": round(time.time() - began, 1), "limit": limit}
@@ -189,7 +192,8 @@ class Part:
             variables |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
             if stage.name != "kernels":  # compiling would take longer than all else
                 variables["TORCH_COMPILE_DISABLE"] = "1"
-        log, late = self.logs / f"{stage.name.replace(' ', '_')}.log", False
+        log = self.logs / f"{stage.name.replace(' ', '_')}.log"
+        late = False
         with open(log, "wb") as file:
             try:  # in a new session, so that all its children can be ended together
                 process = subprocess.Popen(
@@ -217,7 +221,9 @@ class Part:
         last = lines[-1][:200] if lines else ""
         if late:
             return LATE, f"ended after {seconds:.0f} s; {last}"
-        return (DONE, last) if code == 0 else (FAILED, f"exit code {code}; {last}")
+        if code == 0:
+            return (DONE, last)
+        return (FAILED, f"exit code {code}; {last}")
 
     def command(self, stage: Stage) -> list[str]:
         words = stage.toy if self.rehearse and stage.toy is not None else stage.words

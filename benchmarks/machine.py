@@ -48,7 +48,8 @@ def main() -> int:
         assert torch.equal(rotate(x, start.contiguous()), x), "a rotation by nothing changed its tensor"
 
     for check in (sum_over_one_rank, first_kernel):
-        name, began = f"{check.__name__}_seconds", time.perf_counter()
+        name = f"{check.__name__}_seconds"
+        began = time.perf_counter()
         try:
             check()
             found[name] = time.perf_counter() - began
@@ -57,7 +58,9 @@ def main() -> int:
     table.append({"machine": found, "failed": failed}, options.out)
     print("\n".join(f"{name}: {value}" for name, value in found.items()))
     print("; ".join(failed) or f"{found['device']}: complete")
-    return 1 if failed else 0
+    if failed:
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

@@ -221,7 +221,8 @@ def _randomise(parameters: Mapping[str, nn.Parameter], random: torch.Generator) 
 
 def page(stored: results.Result) -> str:
     """Return the figures with what they were measured with."""
-    config, figures = stored.config, stored.figures
+    config = stored.config
+    figures = stored.figures
     weights = figures["weights_bytes"]
     rows = []
     for name, versions in figures["rows"].items():

@@ -124,7 +124,8 @@ def timed(work: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[fl
 
 def page(stored: results.Result) -> str:
     """Return the figures with what they were measured with."""
-    config, ways = stored.config, stored.figures["ways"]
+    config = stored.config
+    ways = stored.figures["ways"]
     rows = []
     for name, each in ways.items():
         same = sum(a == b for a, b in zip(each["replies"], ways[LM_EVAL]["replies"], strict=True))

@@ -56,7 +56,8 @@ def smoke(shape: Shape, setting: Setting) -> BenchmarkCase:
 
 def smoke_outcome(model: TapeForCausalLM, shape: Shape, cached: bool) -> dict[str, Tensor]:
     """Return everything that is compared; the weights are restored."""
-    ids_BT, packing = models.tokens(shape, model.device), models.packing(shape, model.device)
+    ids_BT = models.tokens(shape, model.device)
+    packing = models.packing(shape, model.device)
     found = {}
     if not packing:  # the last tokens' logits, one by one from a cache, or of the whole text at once
         model.eval()

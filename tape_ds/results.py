@@ -162,7 +162,9 @@ def _git(root: Path, *arguments: str) -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    if done.returncode == 0:
+        return done.stdout.strip()
+    return None
 
 
 def save(result: Result, path: str | Path) -> Path:
@@ -229,7 +231,9 @@ def _with_numbers(value: Any) -> Any:
         return {key: _with_numbers(entry) for key, entry in value.items()}
     if isinstance(value, list):
         return [_with_numbers(entry) for entry in value]
-    return NON_FINITE.get(value, value) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return NON_FINITE.get(value, value)
+    return value
 
 
 def redact(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -246,7 +250,9 @@ def _redact_texts(value: Any, name: str = "", *, by_name: bool = False) -> Any:
         return [_redact_texts(entry, name, by_name=by_name) for entry in value]
     if not isinstance(value, str):
         return value
-    return REDACTED if value and by_name and SECRET_NAME.search(name) else redacted(value)
+    if value and by_name and SECRET_NAME.search(name):
+        return REDACTED
+    return redacted(value)
 
 
 def passkeys_of(rows: Sequence[Mapping[str, Any]], variant: str | None = None) -> list[Mapping[str, Any]]:

@@ -21,7 +21,8 @@ READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 HASHED_WHOLE = 64 * 2**20
 """Size up to which :func:`content_identity` reads a whole file: hashing terabytes takes longer than tokenising."""
-BLOCKS, BLOCK_BYTES = 8, 16 * 2**10
+BLOCKS = 8
+BLOCK_BYTES = 16 * 2**10
 """Bytes that it reads of a larger file."""
 
 # libraries hide the system's error: safetensors and tokenizers repeat its text, torch does not
@@ -176,7 +177,9 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 def file_limit() -> int | None:
     """Return the bytes that a file may have that this process writes (``ulimit -f``); None without a limit."""
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    return None if limit == resource.RLIM_INFINITY else limit
+    if limit == resource.RLIM_INFINITY:
+        return None
+    return limit
 
 
 def explain(error: OSError, folder: Path) -> str:
@@ -202,13 +205,17 @@ def explain(error: OSError, folder: Path) -> str:
 def trouble(error: BaseException, folder: Path) -> str | None:
     """:func:`explain` the system error that caused ``error``; None if there is none."""
     found = refusal(error) or next((cause for cause in causes(error) if isinstance(cause, OSError)), None)
-    return None if found is None else explain(found, folder)
+    if found is None:
+        return None
+    return explain(found, folder)
 
 
 def size(count: float) -> str:
     """Return bytes for people: ``1.50 GiB``."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.2f} {unit}"
+            if unit == "bytes":
+                return f"{count:.0f} {unit}"
+            return f"{count:.2f} {unit}"
         count /= 1024
     return f"{count:.2f} TiB"

@@ -154,7 +154,9 @@ def _contiguous(layout: DocumentLayout) -> bool:
 
 def _pack(layout: DocumentLayout) -> PackedLayout:
     """Find the documents' tokens; documents may be interleaved, and padding may be anywhere."""
-    ids_BS, queries, offset = layout.ids_BS, layout.queries, layout.offset
+    ids_BS = layout.ids_BS
+    queries = layout.queries
+    offset = layout.offset
     sequences, keys = ids_BS.shape
     if not ids_BS.numel():
         nothing = torch.zeros(1, dtype=torch.int32, device=ids_BS.device)
@@ -171,6 +173,7 @@ def _pack(layout: DocumentLayout) -> PackedLayout:
     cu_queries = F.pad(asks.cumsum(0), (1, 0))[cu_keys]
     key_order = query_order = None
     if len(order) < ids_BS.numel() or bool((order.diff() != 1).any()):
-        key_order, query_order = order, (order // keys * queries + places)[asks]
+        key_order = order
+        query_order = (order // keys * queries + places)[asks]
     longest = [int(cu.diff().max()) if len(cu) > 1 else 0 for cu in (cu_queries, cu_keys)]
     return PackedLayout(cu_queries.int(), cu_keys.int(), longest[0], longest[1], query_order, key_order)

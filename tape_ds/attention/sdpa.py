@@ -47,7 +47,8 @@ UNFUSED_SCORES = 1 << 30
 BIASED_ENTRIES = 1 << 22
 # And for a share of the queries at most, so that a block stops at its last query's keys and half the work is saved, or
 # for as many as a window has keys; but not for so few that calling dominates.
-BIASED_SHARE, BIASED_LEAST = 8, 128
+BIASED_SHARE = 8
+BIASED_LEAST = 128
 _HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -94,7 +95,9 @@ def _unmasked(call: AttentionCall) -> Tensor:
 
 def _masked(call: AttentionCall) -> Tensor:
     call = blank_padding(call)
-    queries, parts, outs = call.q.shape[2], [call], []
+    queries = call.q.shape[2]
+    parts = [call]
+    outs = []
     if call.q.shape[0] * queries * call.k.shape[2] > BLOCKED_ENTRIES:
         starts = range(0, queries, QUERY_BLOCK)
         parts = [call.part(start, min(start + QUERY_BLOCK, queries)) for start in starts]
@@ -105,7 +108,9 @@ def _masked(call: AttentionCall) -> Tensor:
         blind_B1T1 = ~allowed_BTS.any(dim=-1, keepdim=True)[:, None]
         mask = allowed_BTS[:, None] | blind_B1T1
         outs.append(fused(part.q, part.k, part.v, mask, False, part.scale).masked_fill(blind_B1T1, 0.0))
-    return outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
+    if len(outs) == 1:
+        return outs[0]
+    return torch.cat(outs, dim=2)
 
 
 def _by_document(call: AttentionCall, layout: DocumentLayout) -> Tensor:
@@ -120,7 +125,9 @@ def _by_document(call: AttentionCall, layout: DocumentLayout) -> Tensor:
                 q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
                 document = complete(q, k, (v,), scale=call.scale, window=call.window)
                 outs.append(_unmasked(document)[0].transpose(0, 1))
-        return torch.cat(outs) if outs else q_PHK.new_zeros(0, q_PHK.shape[1], v_PGV.shape[-1])
+        if outs:
+            return torch.cat(outs)
+        return q_PHK.new_zeros(0, q_PHK.shape[1], v_PGV.shape[-1])
 
     return attention_by_documents(call, layout.packed, attention, one_width=False)[0]
 
@@ -158,7 +165,10 @@ def biased_attention(call: AttentionCall) -> Tensor:
 
 
 def _biased_block(call: AttentionCall) -> Tensor:
-    q, k, v, bias = call.q, call.k, call.v, call.bias
+    q = call.q
+    k = call.k
+    v = call.v
+    bias = call.bias
     allowed_B1TS = allowed_keys(call)[:, None]
     matrices = functools.partial(matrix_attention, q, k, v, allowed_B1TS, call.scale)
     if bias is None:
@@ -178,11 +188,15 @@ def _biased_block(call: AttentionCall) -> Tensor:
 def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> Tensor:
     """torch's fused attention for grouped queries and a value of any width. ``is_causal``: query t sees keys 0 .. t;
     only without a mask and with T = S."""
-    on_cpu, width, value_width = q.device.type == "cpu", q.shape[-1], v.shape[-1]
+    on_cpu = q.device.type == "cpu"
+    width = q.shape[-1]
+    value_width = v.shape[-1]
     grouped = q.shape[1] != k.shape[1]
     if (on_cpu or q.is_cuda) and torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(q.device.type)  # as torch's would, but before anything asks for the dtype
-        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+        q = q.to(dtype)
+        k = k.to(dtype)
+        v = v.to(dtype)
     # Short sequences of training have masks too; they keep torch's kernel and its rounding.
     decodes = mask is None or not torch.is_grad_enabled()
     if decodes and not is_causal and q.shape[2] <= FEW_QUERIES:
@@ -202,7 +216,9 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool,
 def _few(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """Return a step of decoding: the queries of a group are treated as queries of one head, so that its keys and values
     are read once for all of them, and no key is copied, padded or repeated."""
-    groups, width, value_width = k.shape[1], k.shape[-1], v.shape[-1]
+    groups = k.shape[1]
+    width = k.shape[-1]
+    value_width = v.shape[-1]
     q_BGXK = q.unflatten(1, (groups, -1)).flatten(2, 3)
     if mask is not None and mask.shape[1] > 1:
         mask = mask.unflatten(1, (groups, -1)).flatten(2, 3)
@@ -217,7 +233,8 @@ def _few(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> 
         scores_BGXS = reference.upcast((k[..., :value_width] @ q_BGXK[..., :value_width].mT).mT)
         if width > value_width:
             # Products of columns that an encoding added may be large and differ by little (fox): bf16 would round that.
-            added_BGSE, reads_BGXE = reference.upcast(k[..., value_width:]), reference.upcast(q_BGXK[..., value_width:])
+            added_BGSE = reference.upcast(k[..., value_width:])
+            reads_BGXE = reference.upcast(q_BGXK[..., value_width:])
             scores_BGXS = scores_BGXS + (added_BGSE @ reads_BGXE.mT).mT
         scores_BGXS = scores_BGXS * scale
         if mask is not None and mask.dtype == torch.bool:
@@ -260,7 +277,9 @@ def _sdpa(
         order = sdpa_kernel([kernel for kernel, on in enabled.items() if on], set_priority=True)
     with order:
         sdpa = functools.partial(F.scaled_dot_product_attention, attn_mask=mask, is_causal=is_causal, scale=scale)
-        return sdpa(q, k, v, enable_gqa=True) if grouped else sdpa(q, k, v)
+        if grouped:
+            return sdpa(q, k, v, enable_gqa=True)
+        return sdpa(q, k, v)
 
 
 def refuse_unfused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, grouped: bool) -> None:

@@ -49,7 +49,8 @@ def main(argv: list[str] | None = None) -> int:
     if options.kind == "reference-to-tape" and options.variant is None:
         problems.append(Problem("--variant", None, "missing", "name the published model file, such as adape"))
     if not isinstance(options.position_options, dict | None):
-        wrong, remedy = "not a mapping", 'give a mapping, such as {"rank": 64}'
+        wrong = "not a mapping"
+        remedy = 'give a mapping, such as {"rank": 64}'
         problems.append(Problem("--position_options", options.position_options, wrong, remedy))
     elif options.kind == "llama-to-tape":
         problems += encodings.check_options(options.position_encoding, options.position_options or {})
@@ -109,7 +110,9 @@ def convert_source(options: argparse.Namespace) -> tuple[Callable[[Path], Any], 
     def change(model: Any) -> Any:
         if options.rows is not None:
             model = convert.cut_rows(model, options.rows, tokenizer)
-        return convert.to_plain(model) if options.kind == "tape-to-llama" else model
+        if options.kind == "tape-to-llama":
+            return convert.to_plain(model)
+        return model
 
     if options.kind == "reference-to-tape":
         changed = change(reference)

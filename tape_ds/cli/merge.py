@@ -30,7 +30,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="tape-ds merge", description=__doc__)
     add_new_folder(parser, "trained")
     options = parser.parse_args(argv)
-    out, folder = Path(options.out), run_folder.trained_of(Path(options.trained))
+    out = Path(options.out)
+    folder = run_folder.trained_of(Path(options.trained))
     raise_if_any(paths.check_new("out", out) or checkpoint.check_outside("out", out))
     import torch
 

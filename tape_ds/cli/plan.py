@@ -28,6 +28,7 @@ from tape_ds.config.extension import ExtensionRecipe
 from tape_ds.config.recipe import Recipe
 from tape_ds.errors import Problem, UserError, command, raise_if_any
 from tape_ds.exit_codes import ExitCode
+from tape_ds.numbers import counted
 from tape_ds.planning import hardware
 
 if TYPE_CHECKING:
@@ -59,7 +60,9 @@ def main(argv: list[str] | None = None) -> int:
     if recipe.layout_choice:
         print(f"the recipe leaves its layout open: {recipe.layout_choice}\n")
     print(page(plan, own.price))
-    return ExitCode.OK if plan.fits else ExitCode.DOES_NOT_FIT
+    if plan.fits:
+        return ExitCode.OK
+    return ExitCode.DOES_NOT_FIT
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -124,11 +127,16 @@ def page(plan: Plan, price: float | None) -> str:
     from tape_ds.planning import afterwards, roofline, search
     from tape_ds.planning.prediction import GIB
 
-    job, gpu, found, step = plan.job, plan.job.gpu, plan.memory, plan.step
+    job = plan.job
+    gpu = plan.job.gpu
+    found = plan.memory
+    step = plan.step
     assert gpu is not None, "this command asks about GPUs"
-    layout, done, tokens = job.layout, roofline.work(job), job.global_batch * job.length
+    layout = job.layout
+    done = roofline.work(job)
+    tokens = job.global_batch * job.length
     moments = ", ".join(f"{each.moment} {each.total / GIB:.1f}" for each in found.moments)
-    calls = f"{job.attention_calls} call{'s' * (job.attention_calls > 1)} a layer and forward"
+    calls = f"{counted(job.attention_calls, 'call')} a layer and forward"
     sizes = {name: size for name, size in found.peak.parts().items() if size} | {
         f"in all, of {gpu.memory / GIB:.1f}": found.peak.total,
         f"host, of {gpu.host_memory / GIB:.1f}": found.host,

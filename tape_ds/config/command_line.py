@@ -70,7 +70,8 @@ def override(
     merged = dict(collected)
     for flag, texts in flags.items():
         name, _, key = flag.partition(".")
-        words, before = " ".join(texts), merged[name].value if name in merged else None
+        words = " ".join(texts)
+        before = merged[name].value if name in merged else None
         annotation = fields[name].annotation if name in fields else None
         is_list = len(texts) > 1 and not key and takes(annotation, list)
         if len(texts) > 1 and name in fields and not is_list:
@@ -114,13 +115,17 @@ def meant(text: str, annotation: Any) -> Any:
     if value is None:
         return None
     if takes(annotation, list) and not (takes(annotation, str) and "," not in text and text[:1] != "["):
-        return value if text.startswith("[") else _items(text, annotation)
+        if text.startswith("["):
+            return value
+        return _items(text, annotation)
     if takes(annotation, str) and (quoted := _quoted(text)) is not None:
         return quoted
     if isinstance(value, str) or not takes(annotation, str):
         return value
     kinds = (int, float) if type(value) is int else (type(value),)
-    return value if any(takes(annotation, kind) for kind in kinds) else text
+    if any(takes(annotation, kind) for kind in kinds):
+        return value
+    return text
 
 
 def _quoted(text: str) -> str | None:
@@ -128,7 +133,9 @@ def _quoted(text: str) -> str | None:
     if len(text) < 3 or text[0] != '"' or text[-1] != '"':
         return None
     inside = text[1:-1]
-    return None if plain(inside) == inside else inside
+    if plain(inside) == inside:
+        return None
+    return inside
 
 
 def _items(text: str, annotation: Any) -> list[Any]:

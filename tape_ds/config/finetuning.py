@@ -23,7 +23,8 @@ from tape_ds.errors import Problem
 from tape_ds.fields import COMPARED, DERIVED, FREE, Section, Tokens, rule
 from tape_ds.models.files import config_file
 
-TRAIN, HELD_OUT = "train", "validation"
+TRAIN = "train"
+HELD_OUT = "validation"
 SMALLEST_PROMPT = 16
 """Least tokens of a text to learn from; a summary's request alone has about seven."""
 
@@ -179,7 +180,8 @@ class ChatRecipe(FinetuningRecipe):
 
     @rule("model", "chat_template")
     def _template(self) -> Iterator[Problem]:
-        given, folder = self.data.chat_template, paths.of(self.model.model)
+        given = self.data.chat_template
+        folder = paths.of(self.model.model)
         if given is not None:
             try:
                 paths.of(given).read_text(encoding="utf-8")

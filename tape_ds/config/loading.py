@@ -51,7 +51,8 @@ def load(argv: list[str], world_size: int | None = None, *, kind: type[R], elsew
 
     # values under the names that fields have here; two names with two values contradict each other
     for old, new in trainer.ALIASES.items():
-        given, other = collected.pop(old, None), collected.get(new)
+        given = collected.pop(old, None)
+        other = collected.get(new)
         if given is None or given.value is None:
             continue
         if other is None or other.value is None:
@@ -99,7 +100,8 @@ def _checked(kind: type[Recipe], collected: files.Collected) -> tuple[dict[str, 
             values[name] = given.value
             for each in paths.check(name, given.value):
                 found[name] = each
-            default, owned = known[name].default, trainer.OWNED.get(name)
+            default = known[name].default
+            owned = trainer.OWNED.get(name)
             is_empty = default is None and given.value in ("", {}, [])
             if owned is not None and given.value != default and not is_empty:
                 shown = "null" if default is None else str(default).lower()

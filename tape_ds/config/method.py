@@ -127,7 +127,8 @@ class MethodSection(Section):
     @rule("method", *ADAPTERS, "group_tokens", "theta_linear", "train_router", "distill", "distill_weight", *GROUPS)
     def _unused(self, recipe: RecipeView) -> Iterator[Problem]:
         for field in sorted(recipe.given & self.unused_fields):
-            value, holds = getattr(self, field), MethodSection.model_fields[field].default
+            value = getattr(self, field)
+            holds = MethodSection.model_fields[field].default
             if field in GROUPS:
                 holds = self.chosen.trains == "everything"
             if value == holds and isinstance(holds, bool | None):  # "off" may stand where nothing reads it
@@ -145,12 +146,16 @@ class MethodSection(Section):
 
     @rule("method", "position_encoding", "position_options", *GROUPS)
     def _trains_something(self, recipe: RecipeView) -> Iterator[Problem]:
-        encoding, options = recipe.model.position_encoding, recipe.model.position_options
-        method, name = self.chosen, self.method
+        encoding = recipe.model.position_encoding
+        options = recipe.model.position_options
+        method = self.chosen
+        name = self.method
         if encodings.check_options(encoding, options) or method.trains in ("everything", "nothing"):
             return
         can = learns(encoding, options)
-        has_none = f"position_encoding = {encoding!r} has no position updates" + (" with these options" * bool(options))
+        has_none = f"position_encoding = {encoding!r} has no position updates"
+        if options:
+            has_none += " with these options"
         if self.train_position and not method.learns_positions:
             ours = ", ".join(name for name, method in METHODS.items() if method.learns_positions)
             yield Problem("train_position", True, f"method = {name!r} trains no position updates", f"method: {ours}")
@@ -166,7 +171,9 @@ class MethodSection(Section):
 
     @rule("method", "position_encoding", "rope_parameters", "theta_linear")
     def _rope(self, recipe: RecipeView) -> Iterator[Problem]:
-        name, model, given = self.method, recipe.model, recipe.model.rope_parameters.get("rope_type")
+        name = self.method
+        model = recipe.model
+        given = recipe.model.rope_parameters.get("rope_type")
         own = self.chosen.rope_parameters.get("rope_type")
         own = "linear" if own is not None and self.theta_linear else own
         if None not in (own, given) and given not in (own, trained_rope.AUTO):
@@ -186,7 +193,9 @@ class MethodSection(Section):
 
     @rule("method", "group_tokens", "window", "position_encoding")
     def _groups(self, recipe: RecipeView) -> Iterator[Problem]:
-        group, window, encoding = self.group_tokens, recipe.data.window, recipe.model.position_encoding
+        group = self.group_tokens
+        window = recipe.data.window
+        encoding = recipe.model.position_encoding
         if not self.chosen.grouped:
             return
         if group < 2 or group % 2:
@@ -236,7 +245,9 @@ def targets(settings: MethodSection, is_given: bool, maps: Mapping[str, bool]) -
         return []
     if not is_given:
         return [name for name, of_attention in maps.items() if of_attention]
-    return list(maps) if settings.lora_targets == [ALL_LINEAR] else settings.lora_targets
+    if settings.lora_targets == [ALL_LINEAR]:
+        return list(maps)
+    return settings.lora_targets
 
 
 def check_targets(settings: MethodSection, family: str, maps: Mapping[str, bool] = LLAMAS_MAPS) -> Iterator[Problem]:

@@ -85,7 +85,9 @@ class PretrainingRecipe(new_model.NewModelRecipe):
         return new_model.configuration(self.model, self.data.window, tokenizer, vocab_size, self.model.position_options)
 
     def outline(self) -> dict[str, str]:
-        model, data, lengths = self.model, self.data, self.evaluation.eval_lengths
+        model = self.model
+        data = self.data
+        lengths = self.evaluation.eval_lengths
         scored = f", at lengths {', '.join(f'{length:,}' for length in lengths)}"
         trained = f"sentencepiece, {model.vocab_size or 0:,} entries, trained on train_data"
         made = f"streamed by {data.stream_workers} workers" if data.streaming else "packed documents"
@@ -98,7 +100,8 @@ class PretrainingRecipe(new_model.NewModelRecipe):
 
     @rule("tokenizer", "vocab_size")
     def _vocabulary(self) -> Iterator[Problem]:
-        tokenizer, size = self.data.tokenizer, self.model.vocab_size
+        tokenizer = self.data.tokenizer
+        size = self.model.vocab_size
         if tokenizer is None and size is None:
             remedy = "give the entries of the tokenizer to train, or tokenizer: a folder, a hub id or smollm2"
             yield Problem("vocab_size", None, "missing, and so is a tokenizer", remedy)
@@ -108,7 +111,8 @@ class PretrainingRecipe(new_model.NewModelRecipe):
 
     @rule("eval_lengths", "eval_tokens", "window")
     def _lengths(self) -> Iterator[Problem]:
-        lengths, tokens = self.evaluation.eval_lengths, self.evaluation.eval_tokens
+        lengths = self.evaluation.eval_lengths
+        tokens = self.evaluation.eval_tokens
         if not lengths:
             yield Problem("eval_lengths", lengths, "nothing to score", "leave it out, or empty eval_data instead")
         elif len(set(lengths)) < len(lengths):
@@ -139,7 +143,8 @@ class PretrainingRecipe(new_model.NewModelRecipe):
             if kind is not None and issubclass(kind, TokenSource) and not kind.streamed:
                 wrong = "holds token ids already, and is read from disk anyway"
                 yield Problem("train_data", spec, wrong, "set streaming: false")
-        steps, workers = self.trainer_value("max_steps"), self.trainer_value("dataloader_num_workers")
+        steps = self.trainer_value("max_steps")
+        workers = self.trainer_value("dataloader_num_workers")
         if steps <= 0:
             yield Problem("max_steps", steps, "the length of a stream is unknown", "give the steps to train")
         if workers > 1:

@@ -149,14 +149,17 @@ class Recipe(ABC):
         """The setting that makes the run compute on the CPU, as it is written; None without one."""
         if self.trainer_value("use_cpu"):
             return "use_cpu: true"
-        return "DS_ACCELERATOR=cpu" if os.environ.get("DS_ACCELERATOR") == "cpu" else None
+        if os.environ.get("DS_ACCELERATOR") == "cpu":
+            return "DS_ACCELERATOR=cpu"
+        return None
 
     def layout(self, world_size: int | None = None) -> Layout:
         """Return the layout of ``world_size`` processes (default those of the job), with the engine's default buffers.
         Raises UserError: they do not fall into groups that work on the same sequences."""
         world = world_size or self.world_size
         raise_if_any(list(check_groups(self.scale, world)))
-        recomputes, zero = self.trainer_value("activation_checkpointing"), "zero_optimization.offload_"
+        recomputes = self.trainer_value("activation_checkpointing")
+        zero = "zero_optimization.offload_"
         return Layout(
             world,
             self.scale.sequence_parallel_size,
@@ -173,7 +176,9 @@ class Recipe(ABC):
     def accumulation(self) -> int:
         """Backward passes per optimizer step and process; 1 without steps."""
         layout = self.layout()
-        return self.global_batch_size // (layout.micro_batch * layout.data) if self.trains else 1
+        if self.trains:
+            return self.global_batch_size // (layout.micro_batch * layout.data)
+        return 1
 
     def training_arguments(self) -> "TrainingArguments":
         """Return the trainer's arguments; transformers picks the device and starts the process group here. Raises
@@ -189,7 +194,8 @@ class Recipe(ABC):
         kwargs["gradient_accumulation_steps"] = self.accumulation()
         if self.chosen_cpu is not None or not torch.accelerator.is_available():
             kwargs["use_cpu"] = True
-        engine, size = self.deepspeed, self.scale.tensor_parallel_size
+        engine = self.deepspeed
+        size = self.scale.tensor_parallel_size
         if engine is not None and size > 1:  # the engine learns the groups that share a model here
             engine = engine | {"tensor_parallel": {"autotp_size": size}}
         try:
@@ -239,8 +245,10 @@ class Recipe(ABC):
     def _batch(self) -> Iterator[Problem]:
         if not self.trains or list(check_groups(self.scale, self.world_size)):  # then Scale's rule has the problem
             return
-        layout, written = self.layout(), self.trainer_value("gradient_accumulation_steps")
-        batch, each = self.global_batch_size, layout.micro_batch
+        layout = self.layout()
+        written = self.trainer_value("gradient_accumulation_steps")
+        batch = self.global_batch_size
+        each = layout.micro_batch
         shared = each * layout.data
         if batch < 1:
             yield Problem("global_batch_size", batch, "too small", "give 1 or more")
@@ -278,10 +286,12 @@ class Recipe(ABC):
         *("max_grad_norm", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "optim", "lr_scheduler_type"),
     )
     def _deepspeed(self) -> Iterator[Problem]:
-        config, value = self.deepspeed, self.trainer_value
+        config = self.deepspeed
+        value = self.trainer_value
         if config is None:
             return
-        batch, each = self.global_batch_size, value("per_device_train_batch_size")
+        batch = self.global_batch_size
+        each = value("per_device_train_batch_size")
         size = self.scale.ways  # the engine counts a sequence once for every process that reads it
         counted = "global_batch_size" if size == 1 else f"global_batch_size x {self.scale.field}"
         expected = {

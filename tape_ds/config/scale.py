@@ -36,11 +36,14 @@ class Scale(Section):
     @property
     def field(self) -> str:
         """The one of the two that is above 1; they exclude each other."""
-        return SEQUENCE if self.sequence_parallel_size > 1 else TENSOR
+        if self.sequence_parallel_size > 1:
+            return SEQUENCE
+        return TENSOR
 
     @rule(SEQUENCE, TENSOR, "deepspeed")
     def _groups(self, recipe: RecipeView) -> Iterator[Problem]:
-        size, engine = self.tensor_parallel_size, recipe.deepspeed
+        size = self.tensor_parallel_size
+        engine = recipe.deepspeed
         if self.ways > 1 and not recipe.trains:
             yield Problem(self.field, self.ways, "nothing is trained", "remove it")
         else:

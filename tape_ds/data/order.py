@@ -152,7 +152,8 @@ class AnswerSequences(RunSamples):
         """Return the row of ``stored`` that sample ``index`` is made from."""
         step, place = divmod(index, self.step_sequences)
         if step != self._step:
-            count, indices = len(self.stored), range(step * self.step_sequences, (step + 1) * self.step_sequences)
+            count = len(self.stored)
+            indices = range(step * self.step_sequences, (step + 1) * self.step_sequences)
             drawn = [self.order(number // count)[number % count] for number in indices]
             self._members = sorted(drawn, key=lambda row: -self.lengths[row])  # stable: of equal ones the first drawn
             self._step = step
@@ -221,7 +222,8 @@ def collate(
         batch[name] = torch.stack(padded)
     if weigh is not None:
         batch["target_weights"] = weigh(torch.as_tensor(batch["document_ids"]))
-    positions, documents = batch.get("position_ids"), batch.get("document_ids")
+    positions = batch.get("position_ids")
+    documents = batch.get("document_ids")
     if isinstance(positions, torch.Tensor) and bool((positions == positions[:1]).all()):
         batch["position_ids"] = positions[:1]
 

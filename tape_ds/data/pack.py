@@ -55,8 +55,10 @@ def pack(
     column = List(Value("int32"), -1 if packing in PADDED else length)
     features = Features({"input_ids": column, "document_ids": column})
     key = cache.key("rows", format=FORMAT, documents=documents._fingerprint, length=length, packing=packing, end=end)
-    of = f" of {', '.join(specs)}" * bool(specs)
-    wrong = f"no document{of} alone fills" if packing == "single" else f"not even all documents{of} together fill"
+    of = f" of {', '.join(specs)}" if specs else ""
+    wrong = f"not even all documents{of} together fill"
+    if packing == "single":
+        wrong = f"no document{of} alone fills"
     too_few = Problem("window", length, f"{wrong} a sequence", "name more data, or make the window smaller")
 
     def arrays() -> Iterator[np.ndarray]:
@@ -76,7 +78,8 @@ def cut(documents: Iterable[np.ndarray], length: int) -> Iterator[PackedSequence
     The last tokens, fewer than ``length`` of the whole corpus, are dropped: a padded sequence would have the weight of
     a full one.
     """
-    ids, owners = np.empty(length, np.int32), np.empty(length, np.int32)
+    ids = np.empty(length, np.int32)
+    owners = np.empty(length, np.int32)
     filled = owner = 0
     for tokens in documents:
         at = 0
@@ -84,7 +87,9 @@ def cut(documents: Iterable[np.ndarray], length: int) -> Iterator[PackedSequence
             take = min(length - filled, len(tokens) - at)
             ids[filled : filled + take] = tokens[at : at + take]
             owners[filled : filled + take] = owner
-            filled, at, owner = filled + take, at + take, owner + 1
+            filled = filled + take
+            at = at + take
+            owner = owner + 1
             if filled == length:
                 yield {"input_ids": ids.copy(), "document_ids": owners.copy()}
                 filled = owner = 0

@@ -181,7 +181,8 @@ def write(
         prompt = text(form, before, units - before, key)
         ids = prompt_ids(prompt, tokenizer)
         if len(ids) + reply <= length:
-            low, best = units, PasskeyQuestion(length, trial, key, depth, prompt, tuple(ids), reply)
+            low = units
+            best = PasskeyQuestion(length, trial, key, depth, prompt, tuple(ids), reply)
         elif units == 0:
             wrong = f"without any filler prompt and reply have {len(ids) + reply} tokens"
             raise UserError(Problem("passkey_lengths", length, wrong, f"give {len(ids) + reply} or more"))
@@ -202,7 +203,9 @@ def text(form: str, before: int, after: int, key: int) -> str:
 def answer_ids(tokenizer: "PreTrainedTokenizerBase", key: int) -> tuple[int, ...] | None:
     """Return the ids of ``key`` where it follows the question; None for a tokenizer that joins the two."""
     question, answered = (prompt_ids(words, tokenizer) for words in (_QUESTION, f"{_QUESTION} {key}"))
-    return tuple(answered[len(question) :]) if answered[: len(question)] == question else None
+    if answered[: len(question)] == question:
+        return tuple(answered[len(question) :])
+    return None
 
 
 def same_ids(tokenizer: "PreTrainedTokenizerBase", reply: str, key: int) -> bool:

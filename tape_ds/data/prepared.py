@@ -105,7 +105,8 @@ def prepare(
         _check_same(folder, settings)
     elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(Problem("output", str(folder), "holds something else", "name a new folder"))
-    records, left_out = folder / RECORDS, f"*-{BadRows.FILE}"
+    records = folder / RECORDS
+    left_out = f"*-{BadRows.FILE}"
     if (folder / MANIFEST).is_file() and not check_manifest(folder, "output", str(folder)):
         for record in sorted(records.glob(left_out)):
             bad_rows.read(record)
@@ -116,7 +117,8 @@ def prepare(
             records.mkdir(parents=True, exist_ok=True)
             lock = FileLock(records / "lock", timeout=0).acquire()
         except Timeout as error:
-            wrong, remedy = "another preparation is using this folder", "wait until it is done, or name another folder"
+            wrong = "another preparation is using this folder"
+            remedy = "wait until it is done, or name another folder"
             raise UserError(Problem("output", str(folder), wrong, remedy)) from error
         except OSError as error:
             wrong = f"cannot be created ({error.strerror})"
@@ -236,7 +238,9 @@ def write_shard(path: Path, rows: Iterator[tuple[Document, np.ndarray]], limit: 
                 if len(ids) == 0:
                     continue
                 writer.write({"name": document.name, "input_ids": ids})
-                documents, tokens, batch = documents + 1, tokens + len(ids), batch + len(ids)
+                documents = documents + 1
+                tokens = tokens + len(ids)
+                batch = batch + len(ids)
                 if batch >= _BATCH_TOKENS:
                     writer.write_examples_on_file()
                     batch = 0

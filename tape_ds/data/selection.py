@@ -73,7 +73,9 @@ def select(
     """
     from datasets import concatenate_datasets
 
-    identity, room = tokenizer_fingerprint(tokenizer), max_documents  # room: documents still wanted
+    # room: documents still wanted
+    identity = tokenizer_fingerprint(tokenizer)
+    room = max_documents
     parts: list[Selection] = []
     for source in parse_all(specs, FIELD_OF[split], bad_rows):
         if room is None or source.tokenised:
@@ -140,7 +142,9 @@ def _first(
 
 def upsampled(documents: "Dataset", times: Mapping[int, int]) -> "Dataset":
     """Return the documents with long ones several times, see :func:`with_copies`."""
-    return documents.select(with_copies(token_counts(documents), times)) if times else documents
+    if times:
+        return documents.select(with_copies(token_counts(documents), times))
+    return documents
 
 
 def with_copies(lengths: np.ndarray, times: Mapping[int, int]) -> np.ndarray:
@@ -156,7 +160,9 @@ def token_counts(rows: "Dataset") -> np.ndarray:
     """Return the tokens of each row, int64 [rows], from the list offsets: no token is read."""
     stored = pyarrow.compute.list_value_length(rows.data.column("input_ids")).to_numpy().astype(np.int64)
     chosen = rows._indices  # of a selection: which of the stored rows it has
-    return stored if chosen is None else stored[chosen.column(0).to_numpy()]
+    if chosen is None:
+        return stored
+    return stored[chosen.column(0).to_numpy()]
 
 
 def spread(count: int, wanted: int) -> np.ndarray:

@@ -196,7 +196,8 @@ class StreamedSequences(RunSamples):
         at, sequences = self._open.pop(worker, (sequence + 1, iter(())))
         if at > sequence:
             window = self.stream.window
-            at, sequences = sequence, cut(self.stream.tokens(worker, skip=sequence * window), window)
+            at = sequence
+            sequences = cut(self.stream.tokens(worker, skip=sequence * window), window)
         try:
             found = next(islice(sequences, sequence - at, None), None)
         except UserError as error:

@@ -120,7 +120,9 @@ def load_tokenizer(
 def begins(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Return the BOS that a tokenizer puts before every text, or None."""
     begin: int | None = tokenizer.bos_token_id
-    return begin if begin is not None and tokenizer("")["input_ids"][:1] == [begin] else None
+    if begin is not None and tokenizer("")["input_ids"][:1] == [begin]:
+        return begin
+    return None
 
 
 def bos_note(tokenizer: PreTrainedTokenizerBase, config: Any) -> dict[str, str]:

@@ -31,7 +31,8 @@ class AbacusEncoding(base.PositionEncoding):
         self.digit_ids = Constant(np.array(options.abacus_digits or (), np.int64))
         self.shift = options.abacus_shift
         self.draws = self.shift > 0 or inner.draws
-        self.translation_invariant, self.cache_exact = inner.translation_invariant, inner.cache_exact
+        self.translation_invariant = inner.translation_invariant
+        self.cache_exact = inner.cache_exact
         self.remembers = max(inner.remembers, 1) + 1
         self._alike: bool | None = None
         """Whether the inner places of this forward are the same in all sequences; None: they have to be compared."""
@@ -78,17 +79,22 @@ class AbacusEncoding(base.PositionEncoding):
         inner_BTN = positions_BTN[..., :-1]
         if self._alike is None or torch.compiler.is_compiling():
             return base.dedupe_positions(inner_BTN)
-        return inner_BTN[:1] if self._alike else inner_BTN
+        if self._alike:
+            return inner_BTN[:1]
+        return inner_BTN
 
 
 def places_in_numbers(digits_BS: Tensor, documents_BS: Tensor | None) -> Tensor:
     """Place of each digit within its number, from 1; 0 for other tokens; int64 [B, S]. Documents may be interleaved,
     and numbers do not run on from one into another."""
-    order_BS, begins = None, torch.zeros_like(digits_BS)
+    order_BS = None
+    begins = torch.zeros_like(digits_BS)
     if documents_BS is not None:
         order_BS, begins = documents.together(documents_BS)
         digits_BS = digits_BS.gather(1, order_BS)
     counted = torch.arange(1, digits_BS.shape[1] + 1, device=digits_BS.device).expand(digits_BS.shape)
     before = torch.where(begins, counted - 1, 0)  # a number counts from the last token that is none of its digits
     places = counted - torch.where(digits_BS, before, counted).cummax(1).values
-    return places if order_BS is None else places.gather(1, order_BS.argsort(dim=1))
+    if order_BS is None:
+        return places
+    return places.gather(1, order_BS.argsort(dim=1))

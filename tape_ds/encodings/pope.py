@@ -74,7 +74,8 @@ class PopeLayer(base.PositionLayer):
     def __init__(self, config: ModelConfig, options: PopeOptions, layer_idx: int):
         super().__init__()
         self.phases = Phases(config, options)
-        self.heads, self.head_dim = config.num_attention_heads, config.head_dim
+        self.heads = config.num_attention_heads
+        self.head_dim = config.head_dim
         self.groups = config.num_key_value_heads
         self.added_columns = self.head_dim
 

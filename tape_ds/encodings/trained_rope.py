@@ -87,14 +87,17 @@ class TrainedRope:
         """The base frequency of the unscaled RoPE that gives the same angles within the native length: ``ntk`` is a
         larger base, and ``dynamic`` leaves texts of its window as they are."""
         ntk = self.type == "ntk"
-        return scaling.ntk_base(self.parameters, self.head_size) if ntk else float(self.parameters["rope_theta"])
+        if ntk:
+            return scaling.ntk_base(self.parameters, self.head_size)
+        return float(self.parameters["rope_theta"])
 
 
 def read(config: Mapping[str, Any], name: str) -> TrainedRope:
     """Return the RoPE of a model from its ``config.json`` (or ``to_dict()`` of its configuration); where it has one for
     each kind of layer, that of layers that see everything. ``name`` is for messages."""
     model_type = config.get("model_type")
-    foreign, is_own = model_type not in OURS, model_type in OWN_TYPES
+    foreign = model_type not in OURS
+    is_own = model_type in OWN_TYPES
     place = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     stated = config.get(place) or {}
     passed_over: dict[str, Any] = {}
@@ -228,7 +231,9 @@ def of_full(rope_parameters: Mapping[str, Any]) -> Mapping[str, Any]:
 def native_length(config: Mapping[str, Any]) -> int | None:
     names = ("max_position_embeddings", "n_positions", "max_sequence_length")  # the others: GPT-J's, the first LLaMA's
     found = next((config[name] for name in names if config.get(name)), None)
-    return found if type(found) is int and found >= 1 else None
+    if type(found) is int and found >= 1:
+        return found
+    return None
 
 
 def _with_attention_factor(given: dict[str, Any], length: int, window: Any) -> dict[str, Any]:
@@ -242,7 +247,8 @@ def _with_attention_factor(given: dict[str, Any], length: int, window: Any) -> d
         usual = scaling.yarn_attention(given["factor"])
         given["attention_factor"] = given.pop("attn_factor") * given.get("attention_factor", usual)
     if given.get("mscale") and given.get("mscale_all_dim"):  # DeepSeek's
-        mscale, all_dim = given.pop("mscale"), given.pop("mscale_all_dim")
+        mscale = given.pop("mscale")
+        all_dim = given.pop("mscale_all_dim")
         given.setdefault("attention_factor", (1.0 + 0.1 * mscale * log) / (1.0 + 0.1 * all_dim * log))
     if given.get("mscale") == 1 and not given.get("mscale_all_dim"):
         given.pop("mscale")
@@ -268,9 +274,11 @@ def extended(own: TrainedRope, change: Parameters, target_length: int) -> dict[s
     kind = requested_type(own, change)
     given = {key: value for key, value in change.items() if key != "rope_type" and value is not None}
     if kind == own.type:
-        merged, least = {**own.parameters, **given}, own.factor
+        merged = {**own.parameters, **given}
+        least = own.factor
     else:
-        merged, least = {"rope_type": kind, "rope_theta": own.unscaled_theta, **given}, 1.0
+        merged = {"rope_type": kind, "rope_theta": own.unscaled_theta, **given}
+        least = 1.0
         if WINDOW in scaling.named(kind):
             merged.setdefault(WINDOW, own.native_length)
     window = factor_window(own, change)
@@ -298,8 +306,10 @@ def check_change(own: TrainedRope, change: Parameters, target_length: int) -> It
         if (value := change.get(key)) is not None and type(value) not in (int, float):
             yield Problem(f"rope_parameters.{key}", value, "not a number", "give a finite number")
             return
-    kind, native = requested_type(own, change), own.native_length
-    named, factor = change.get(WINDOW), change.get("factor")
+    kind = requested_type(own, change)
+    native = own.native_length
+    named = change.get(WINDOW)
+    factor = change.get("factor")
     if kind in ("ntk", "dynamic") and 0 < own.head_size <= 2:
         wrong = f"heads with {own.head_size} rotated columns have no base that it could change"
         yield Problem("rope_parameters.rope_type", kind, wrong, "rope_parameters.rope_type: yarn, linear")
@@ -329,14 +339,16 @@ def check_change(own: TrainedRope, change: Parameters, target_length: int) -> It
 
     base = window or native
     if window is None and target_length > native and (factor is None or own.type in _FROM_WINDOW):
-        before, after = native / own.factor, own.factor * native
+        before = native / own.factor
+        after = own.factor * native
         wrong = f"{trained}; config.json leaves open if max_position_embeddings = {native:,} is before or after that"
         if own.type in _FROM_WINDOW:  # the angles themselves depend on the answer
             remedy = f"write {WINDOW} into the model's config.json: {native} if the model reaches {after:,.0f} tokens, "
             remedy += f"which is how transformers reads it, {before:.10g} if it reaches {native:,}"
             yield Problem("model", own.name, wrong, remedy)
         else:
-            few, many = f"{target_length / before:.4g}", f"{max(own.factor, target_length / native):.4g}"
+            few = f"{target_length / before:.4g}"
+            many = f"{max(own.factor, target_length / native):.4g}"
             remedy = f"give {before:.10g} if the model reaches {native:,} tokens (the factor becomes {few}), or give "
             remedy += f"{native} if it reaches {after:,.0f} (the factor becomes {many})"
             yield Problem(f"rope_parameters.{WINDOW}", None, wrong, remedy)
@@ -350,7 +362,8 @@ def check_change(own: TrainedRope, change: Parameters, target_length: int) -> It
         yield Problem("rope_parameters.factor", factor, wrong, f"{remedy}: it follows from target_length")
 
     if isinstance(named, (int, float)):
-        least, most = 0.0, float(native)
+        least = 0.0
+        most = float(native)
         if kind == own.type and WINDOW in own.parameters:
             least = most = own.parameters[WINDOW]
         elif kind == own.type and own.window is None:
@@ -367,10 +380,12 @@ def check_change(own: TrainedRope, change: Parameters, target_length: int) -> It
 
 
 def described_change(own: TrainedRope, change: Parameters, target_length: int) -> str:
-    before, after = own.parameters, extended(own, change, target_length)
+    before = own.parameters
+    after = extended(own, change, target_length)
     note = f" ({own.note})" if own.note else ""
     if after != before:
         return f"{scaling.described(before)} -> {scaling.described(after)}{note}"
     kept = f"{scaling.described(before)}, unchanged{note}"
-    beyond = own.type != "dynamic" and not own.is_scaled and target_length > own.native_length
-    return kept + f": not scaled for more than {own.native_length:,} tokens" * beyond
+    if own.type != "dynamic" and not own.is_scaled and target_length > own.native_length:
+        kept += f": not scaled for more than {own.native_length:,} tokens"
+    return kept

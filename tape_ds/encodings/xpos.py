@@ -58,12 +58,14 @@ class XposLayer(base.PositionLayer):
         self, q_BHTK: Tensor, k_BGTK: Tensor, start: Tensor, state: None, observed: None = None
     ) -> tuple[Tensor, Tensor]:
         """Rotate in fp32, scale, and round once."""
-        angles, factors = start[..., : self.width], start[..., self.width :].repeat(1, 1, 1, 2)
+        angles = start[..., : self.width]
+        factors = start[..., self.width :].repeat(1, 1, 1, 2)
         if self.is_first and q_BHTK.dtype == torch.float16:  # the factors are those of all layers
             refuse_above(
                 torch.maximum(factors, 1 / factors),
                 LARGEST_IN_HALF,
                 "xpos: a decay by {} leaves float16: use bfloat16 or float32 at this length",
             )
-        q, k = rotate(upcast(q_BHTK), angles) * factors, rotate(upcast(k_BGTK), angles) / factors
+        q = rotate(upcast(q_BHTK), angles) * factors
+        k = rotate(upcast(k_BGTK), angles) / factors
         return q.to(q_BHTK.dtype), k.to(k_BGTK.dtype)

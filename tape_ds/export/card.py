@@ -57,7 +57,9 @@ def text(source: SourceModel, model: PreTrainedModel, name: str, license: str | 
         license: the hub's id of the weights' licence; None: not stated.
         plain: whether the folder loads without custom code.
     """
-    config, record, result = source.config, source.record, source.result
+    config = source.config
+    record = source.record
+    result = source.result
     base = record.base if record is not None else None
     if base is not None and Path(base).is_absolute() and Path(base).name == TRAINED:
         base = Path(base).parent.name  # every run's folder has one with this name
@@ -139,7 +141,8 @@ def commit_words(commit: Mapping[str, Any]) -> str:
 
 def _encoding_table(source: SourceModel) -> str:
     """Return a table of the positional encoding and, for a trained model, of what was trained."""
-    record, config = source.record, source.config
+    record = source.record
+    config = source.config
     rope = of_full(config.rope_parameters or {})
     numbers = [
         f"{key} {value}" if isinstance(value, int) else f"{key} {value:g}"
@@ -170,9 +173,13 @@ def _encoding_table(source: SourceModel) -> str:
 
 def _settings_table(result: Result, data: list[str]) -> str:
     """Return a table of the training data and settings that are stored."""
-    config, figures = result.config, result.figures
-    steps, tokens = figures.get("steps"), figures.get("tokens")
-    batch, window, longest = config.get("global_batch_size"), config.get("window"), config.get("max_tokens")
+    config = result.config
+    figures = result.figures
+    steps = figures.get("steps")
+    tokens = figures.get("tokens")
+    batch = config.get("global_batch_size")
+    window = config.get("window")
+    longest = config.get("max_tokens")
     chunks = config.get("pose_chunks", 1)
     rate = ""
     if "learning_rate" in config:
@@ -228,5 +235,9 @@ def result_tables(result: Result) -> dict[str, str]:
 
 def _cell(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return "" if value is None else str(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+        if value is None:
+            return ""
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.4g}"

@@ -31,7 +31,9 @@ def planned(config: Any) -> dict[str, Any]:
     model type, length and RoPE."""
     if extendable.by_own_class(config):
         content = {**config.to_dict(), "model_type": config.model_type}
-        return content if config.model_type in TYPES else for_engines(content, type(config))
+        if config.model_type in TYPES:
+            return content
+        return for_engines(content, type(config))
     rope_parameters = encodings.llama_rope_parameters(config)
     if rope_parameters is None:  # the folder has its own code
         return {"model_type": config.model_type, "max_position_embeddings": config.max_position_embeddings}
@@ -56,7 +58,9 @@ def for_engines(written: Mapping[str, Any], kind: type[PreTrainedConfig]) -> dic
         rope = _said_twice(rope)
     one_spelling = {**written, "rope_parameters": rope}
     made = _spelled_twice(one_spelling, rope)
-    return made if _read(kind, made) == _read(kind, one_spelling) else one_spelling
+    if _read(kind, made) == _read(kind, one_spelling):
+        return made
+    return one_spelling
 
 
 def _said_twice(rope: Mapping[str, Any]) -> dict[str, Any]:

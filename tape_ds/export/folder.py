@@ -65,7 +65,9 @@ def write(
     def adjust(model: Any) -> Any:
         model.config.use_cache = True  # it is there to generate
         if plain:
-            return model if own_class else convert.to_plain(model)
+            if own_class:
+                return model
+            return convert.to_plain(model)
         model.config.auto_map = model_code.auto_map(config.model_type)
         if getattr(model.config, "attention_backend", "auto") not in ("auto", *model_code.BACKENDS):
             model.config.attention_backend = "auto"

@@ -69,7 +69,9 @@ class GgufPlan:
 
 def type_of(choice: str, dtype: torch.dtype) -> str:
     """Return the type of a file's matrices; ``auto``: as the weights are stored."""
-    return _OF_DTYPE.get(dtype, "F32") if choice == AUTO else choice
+    if choice == AUTO:
+        return _OF_DTYPE.get(dtype, "F32")
+    return choice
 
 
 def check(source: SourceModel, kind: str) -> list[Problem]:
@@ -264,7 +266,9 @@ def _converted(rows: Tensor, kind: GGMLQuantizationType, name: str) -> np.ndarra
         wrong = f"it holds {largest:g}, and F16 ends at {_LARGEST_F16:g}"
         raise UserError(Problem("source", name, wrong, "--gguf_type BF16"))
     array = rows.numpy()
-    return array if kind == GGMLQuantizationType.F32 else quantize(array, kind)
+    if kind == GGMLQuantizationType.F32:
+        return array
+    return quantize(array, kind)
 
 
 def described(plan: GgufPlan) -> str:

@@ -229,7 +229,9 @@ def _scores(found: GgufTokenizer, tokens: dict[int, str], merges: list[Any], add
 
 
 def _merge(pair: Any) -> str:
-    return pair if isinstance(pair, str) else " ".join(part.replace(" ", "\u0120") for part in pair)
+    if isinstance(pair, str):
+        return pair
+    return " ".join(part.replace(" ", "\u0120") for part in pair)
 
 
 def _special_ids(tokenizer: Any, config: Any, end_ids: list[int]) -> dict[str, int]:

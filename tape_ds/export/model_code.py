@@ -94,7 +94,9 @@ def _file(module: str, first: dict[str, str]) -> str:
 def _source(module: str) -> Path:
     """Return the path of a module's source, whether it exists or not."""
     folder = _ROOT.parent.joinpath(*module.split("."))
-    return folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+    if folder.is_dir():
+        return folder / "__init__.py"
+    return folder.with_suffix(".py")
 
 
 def changed(module: str, text: str, encoding: str) -> str:
@@ -111,7 +113,8 @@ def changed(module: str, text: str, encoding: str) -> str:
         entry = entry_of(encoding)
         names = {str(entry.encoding), str(entry.layer)}
         names |= {"tape_ds.encodings.abacus.AbacusEncoding", "tape_ds.encodings.base.PositionLayer"}
-        body, table = "", []
+        body = ""
+        table = []
         for named in sorted(names):
             origin, _, name = named.rpartition(".")
             body += f"    from {origin} import {name}\n"
@@ -179,9 +182,11 @@ def _imports(text: str) -> Iterator[ast.ImportFrom]:
 
 def relative(module: str, text: str, first: dict[str, str]) -> tuple[str, list[str]]:
     """Return a source with imports of the other files of the folder, and the modules that it needs."""
-    lines, needed = text.splitlines(keepends=True), []
+    lines = text.splitlines(keepends=True)
+    needed = []
     for node in _imports(text):
-        written, names = [], []
+        written = []
+        names = []
         for alias in node.names:
             whole = f"{node.module}.{alias.name}"
             if not _source(whole).is_file():

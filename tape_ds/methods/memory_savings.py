@@ -56,10 +56,14 @@ class InputOffload(CheckpointHiddenStatesOffload):
         def pack(tensor: Tensor) -> Tensor | _Moved:
             # a parameter among a block's inputs is the engine's to place
             tensor_id = None if isinstance(tensor, nn.Parameter) else self.offload_input(tensor)
-            return tensor if tensor_id is None else _Moved(self, tensor_id)
+            if tensor_id is None:
+                return tensor
+            return _Moved(self, tensor_id)
 
         def unpack(kept: Tensor | _Moved) -> Tensor:
-            return self.restore_input(kept.tensor_id) if isinstance(kept, _Moved) else kept
+            if isinstance(kept, _Moved):
+                return self.restore_input(kept.tensor_id)
+            return kept
 
         return saved_tensors_hooks(pack, unpack)
 

@@ -81,5 +81,6 @@ def assert_trainable(model: nn.Module, names: tuple[str, ...]) -> None:
     """Raise RuntimeError unless exactly ``names`` require gradients: a wrapper may have changed that."""
     found = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     if found != set(names):
-        extra, lost = sorted(found - set(names)), sorted(set(names) - found)
+        extra = sorted(found - set(names))
+        lost = sorted(set(names) - found)
         raise RuntimeError(f"trainable parameters changed: not meant to train {extra}, meant to train {lost}")

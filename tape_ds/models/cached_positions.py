@@ -80,7 +80,8 @@ def recall(cache: Cache | None, offset: int | Tensor, integers: int, head_dim: i
         return None
     if not isinstance(offset, Tensor) and offset == 0:
         return None
-    keys, added = keys_before(cache, 0, offset), columns(integers)
+    keys = keys_before(cache, 0, offset)
+    added = columns(integers)
     if keys is None:
         raise ValueError(
             f"a {type(cache.layers[0]).__name__} does not keep keys as they are, and this encoding's positions are "

@@ -139,7 +139,8 @@ def cut_rows(model: TapeForCausalLM, rows: int, tokenizer: Any) -> TapeForCausal
             problems.append(Problem(f"config.{name}", given, f"not among the first {rows:,} rows", "keep its row"))
     raise_if_any(problems)
 
-    config, generation = copy.deepcopy(model.config), copy.deepcopy(model.generation_config)
+    config = copy.deepcopy(model.config)
+    generation = copy.deepcopy(model.generation_config)
     config.vocab_size = rows
     for each in (config, generation):
         if each is not None and each.pad_token_id is not None and each.pad_token_id >= rows:

@@ -67,7 +67,8 @@ class KeyPlaces:
             return self.layout
         if window not in self._within:
             skips_BT = F.pad((self.positions.diff(dim=1) >= window).cumsum(dim=1), (1, 0)).expand(sequences, -1)
-            ids_BT, none = skips_BT, not torch.compiler.is_compiling() and not bool(skips_BT.any())
+            ids_BT = skips_BT
+            none = not torch.compiler.is_compiling() and not bool(skips_BT.any())
             if self.layout is not None:
                 documents_BT = self.layout.ids_BS.long()
                 ids_BT = torch.where(documents_BT < 0, -1, documents_BT * skips_BT.shape[1] + skips_BT)
@@ -235,7 +236,8 @@ class ExtendedDecoder(LanguageModel, PreTrainedModel):
             weights_N = weights_of(given_N, plain_N, cap).masked_fill(targets_N == ignore_index, 0)
             return torch.stack(((weights_N * losses_N).sum(), plain_N.sum(), weights_N.sum()))
 
-        hidden_1MD, targets_M = hidden_BTD.flatten(0, 1)[None], targets.flatten()
+        hidden_1MD = hidden_BTD.flatten(0, 1)[None]
+        targets_M = targets.flatten()
         given_M = None if weights is None else weights.flatten()
         losses = []
         for at in range(0, len(targets_M), CHUNK):
@@ -250,7 +252,8 @@ class ExtendedDecoder(LanguageModel, PreTrainedModel):
             self._plain_head = has_plain_head(self)
         if self._plain_head:
             return self.get_output_embeddings()(hidden_BTD, targets=targets_BT, apart=True)
-        hidden_1MD, targets_M = hidden_BTD.flatten(0, 1)[None], targets_BT.flatten()
+        hidden_1MD = hidden_BTD.flatten(0, 1)[None]
+        targets_M = targets_BT.flatten()
         losses = []
         for at in range(0, max(1, len(targets_M)), CHUNK):  # once without targets too: ZeRO-3 gathers the head together
             logits_NV = logits_of(self, hidden_1MD[:, at : at + CHUNK])[0].float()

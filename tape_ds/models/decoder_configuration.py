@@ -47,7 +47,8 @@ def filled_in(config: PreTrainedConfig) -> PreTrainedConfig:
     if config.sub_configs:
         return config
     fields = config.to_dict()  # the attribute may be refused: Gemma 4's differs between layers
-    heads, width = fields.get("num_attention_heads"), fields.get("hidden_size")
+    heads = fields.get("num_attention_heads")
+    width = fields.get("hidden_size")
     if fields.get("head_dim", heads) is None and heads and width:
         config.head_dim = width // heads
     if fields.get("num_key_value_heads", heads) is None and heads:
@@ -125,7 +126,8 @@ def changes_logits(native: PreTrainedConfig) -> bool:
 
 def needs(native: PreTrainedConfig) -> set[str]:
     """Return what the attention of a family needs beyond causal attention, by the argument of ``attend``."""
-    window, layers = getattr(native, "sliding_window", None), getattr(native, "layer_types", None)
+    window = getattr(native, "sliding_window", None)
+    layers = getattr(native, "layer_types", None)
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(native)]
     found = {
         "window": bool(window) and (not layers or "sliding_attention" in layers),
@@ -231,7 +233,9 @@ def _forms(native: PreTrainedConfig, rope_parameters: Mapping[str, Any]) -> list
     if kind == "yarn" and FULL in own and rope_parameters.get("truncate", True) != own.get("truncate", True):
         of_llama = None  # transformers passes over the truncate of one kind of layer
     longrope = scaling.as_longrope(rope_parameters, base.head_size, base.native_length)
-    return [longrope] if of_llama is None else [of_llama, longrope]
+    if of_llama is None:
+        return [longrope]
+    return [of_llama, longrope]
 
 
 def _unscaled(native: PreTrainedConfig) -> str:

@@ -48,7 +48,9 @@ class ScaledGPTJConfig(GPTJConfig):
 
     @property
     def intermediate_size(self) -> int:
-        return self.n_inner if self.n_inner is not None else 4 * self.n_embd
+        if self.n_inner is not None:
+            return self.n_inner
+        return 4 * self.n_embd
 
     def validate_rope(self) -> None:
         """Skip transformers' check, which does not know ``ntk`` and ``yarn_revised``."""

@@ -95,7 +95,9 @@ class StoredWeights(ModelWeights):
 
     def unchanged(self, tensor: FileTensor) -> TensorRows | None:
         is_kept = tensor.parameters <= self._fused.keys() and tensor.name in self._kept
-        return self._stored if is_kept else None
+        if is_kept:
+            return self._stored
+        return None
 
     def rows(self, name: str, first: int = 0, last: int | None = None) -> Tensor:
         if name in self._places:
@@ -165,7 +167,9 @@ class ReplacedWeights(ModelWeights):
         self._names = set(replaced.names())
 
     def unchanged(self, tensor: FileTensor) -> TensorRows | None:
-        return None if tensor.parameters & self._names else self._base.unchanged(tensor)
+        if tensor.parameters & self._names:
+            return None
+        return self._base.unchanged(tensor)
 
     def rows(self, name: str, first: int = 0, last: int | None = None) -> Tensor:
         source = self._replaced if name in self._names else self._base

@@ -67,7 +67,9 @@ class OutputHead(nn.Linear):
             return linear_kl(*self.operands(hidden.reshape(-1, hidden.shape[-1])), *teacher)
         if targets is None:
             own = super().forward(hidden)
-            return own if self.part is None else self.part.logits(own)
+            if self.part is None:
+                return own
+            return self.part.logits(own)
         targets_N = targets.reshape(-1)
         hidden_ND, weight_VD = self.operands(hidden.reshape(-1, hidden.shape[-1]))
         if apart:

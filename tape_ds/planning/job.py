@@ -64,7 +64,9 @@ class Job:
     @property
     def attended(self) -> float:
         """Tokens that attention is computed over."""
-        return self.length / (self.documents or 1) if self.attention_span is None else self.attention_span
+        if self.attention_span is None:
+            return self.length / (self.documents or 1)
+        return self.attention_span
 
     @property
     def read_again(self) -> float:
@@ -78,7 +80,9 @@ class Job:
     @property
     def attention_calls(self) -> int:
         """Calls of attention in a layer's forward: one for each key width of the value, or one fused call."""
-        return 2 if self.model.carried and not self.wide_attention else 1
+        if self.model.carried and not self.wide_attention:
+            return 2
+        return 1
 
     @property
     def accumulation(self) -> int:
@@ -99,8 +103,10 @@ class Job:
 def possible(job: Job) -> bool:
     """Return whether a run can have this layout: numbers divide each other, and the combination is one that recipes
     allow (:mod:`tape_ds.config.scale` explains the refusals)."""
-    layout, model = job.layout, job.model
-    tensor, sequence = layout.tensor, layout.sequence
+    layout = job.layout
+    model = job.model
+    tensor = layout.tensor
+    sequence = layout.sequence
     if job.global_batch % (layout.micro_batch * layout.data):
         return False
     if any(model.heads % size or (model.groups % size and size % model.groups) for size in (tensor, sequence)):

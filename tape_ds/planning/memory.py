@@ -73,7 +73,8 @@ class Estimate:
 
 def estimate(job: Job, *, reserve: bool = True) -> Estimate:
     """Predict the memory of a job; without ``reserve``, the bytes of tensors alone."""
-    layout, element = job.layout, job.element
+    layout = job.layout
+    element = job.element
     trained = total(job.own, trained=True)
     found = activations.count(job)
     states, away = _states(job)
@@ -128,11 +129,15 @@ def estimate(job: Job, *, reserve: bool = True) -> Estimate:
 
 def _states(job: Job) -> tuple[dict[str, float], dict[str, float]]:
     """Return bytes that are allocated during the whole step, by part; and offloaded bytes, by place."""
-    layout, engine, element = job.layout, job.layout.engine, job.element
+    layout = job.layout
+    engine = job.layout.engine
+    element = job.element
     weight_element = element if layout.zero is not None else 4
     shared = total(job.own, trained=True) / layout.shards(1)
     everything = total(job.own)
-    weights, gathered, buckets = float(everything * weight_element), 0.0, 0.0
+    weights = float(everything * weight_element)
+    gathered = 0.0
+    buckets = 0.0
     if job.quantised:  # the blocks' frozen linear layers, in NormalFloat whose scales are quantised too
         linears = sum(each.total for each in job.own if each.kind == "linear")
         weights -= linears * (weight_element - FOUR_BIT_BYTES)

@@ -55,7 +55,8 @@ def job_of(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
 
     # transformers fills in values that the JSON leaves at "auto", and DeepSpeed those that it does not mention
     zero = deepspeed_config.lookup(recipe.deepspeed or {}, "zero_optimization") or {}
-    filled_in, left_out = Engine.zero_3(config.hidden_size), Engine(reduce_bucket=500_000_000)
+    filled_in = Engine.zero_3(config.hidden_size)
+    left_out = Engine(reduce_bucket=500_000_000)
     sizes = {}
     for field, name in {
         "reduce_bucket": "reduce_bucket_size",
@@ -78,16 +79,22 @@ def job_of(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
     span = None
     if method is not None and method.chosen.grouped:
         span = attention_span(recipe.window, method.group_tokens, config.num_attention_heads)
-    backend, sizes_of_model = recipe.model.attention_backend, shape.sizes(config)
+    backend = recipe.model.attention_backend
+    sizes_of_model = shape.sizes(config)
     if backend == "auto" and gpu is not None:  # as it will choose there
         width = sizes_of_model.head_size
         columns = width * (2 if sizes_of_model.carried else 1)
-        dtype = "bfloat16" if recipe.trainer_value("bf16") else "float16" if sixteen else "float32"
+        dtype = "float32"
+        if recipe.trainer_value("bf16"):
+            dtype = "bfloat16"
+        elif sixteen:
+            dtype = "float16"
         row = backends.measured(gpu.rates.chip, dtype, width, columns, has_borders, recipe.window)
         backend = backend if row is None else row.backend
     # a plan for GPUs is often made on another machine: one without a GPU cannot tell whether theirs will have Liger
     there = not torch.cuda.is_available() or importlib.util.find_spec("liger_kernel") is not None
-    liger, weighting = recipe.model.liger, recipe.weighting
+    liger = recipe.model.liger
+    weighting = recipe.weighting
     return Job(
         model=sizes_of_model,
         trained=trained,
@@ -116,7 +123,8 @@ def memory_line(recipe: Recipe, config: Config | None) -> str:
     if config is None:
         return "not known before the model's configuration or the tokenizer is at hand"
     plan = Plan(job_of(recipe, config, recipe.world_size, hardware.gpu_at_hand()))
-    gpu, command = plan.job.gpu, f"tape-ds plan {shlex.join(recipe.words)} --gpus {recipe.world_size}"
+    gpu = plan.job.gpu
+    command = f"tape-ds plan {shlex.join(recipe.words)} --gpus {recipe.world_size}"
     if gpu is None:
         return f"{plan.summary()}; of a GPU: {command} --gpu h100-80"
     if plan.fits:
@@ -136,7 +144,9 @@ def settle(recipe: Recipe, config: Config | None, gpu: Gpu | None) -> Recipe:
     known, ``gpu`` on a CPU, or for a GPU that the planner does not know."""
     cautious = _with(recipe, trainer.CAUTIOUS)
     if not recipe.open or not recipe.trains:
-        return cautious if recipe.open else recipe
+        if recipe.open:
+            return cautious
+        return recipe
     if (resumed := _resumed(recipe)) is not None:
         folder, values = resumed
         kept = _with(recipe, values)
@@ -160,7 +170,8 @@ def settle(recipe: Recipe, config: Config | None, gpu: Gpu | None) -> Recipe:
         }
         chosen = _with(recipe, values)
         if not list(chosen.problems(set())):
-            gain, spare = before.step.all / plan.step.all, (gpu.memory - plan.memory.peak.total) / GIB
+            gain = before.step.all / plan.step.all
+            spare = (gpu.memory - plan.memory.peak.total) / GIB
             speed = f"predicted {gain:.2f}x as fast as {_flags(cautious, recipe)}"
             return _explained(chosen, recipe, f"the fastest on {gpu.name} with {spare:.1f} GiB to spare; {speed}")
     return _explained(cautious, recipe, f"the least memory: no layout leaves {search.SPARE:.1%} of {gpu.name} free")
@@ -190,7 +201,8 @@ def _resumed(recipe: Recipe) -> tuple[Path, dict[str, Any]] | None:
 def _with(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
     """Return the recipe with ``values`` for what it leaves open; ``checkpoint_layers`` goes with its switch."""
     own = {name: values[name] for name in recipe.open}
-    engine, memory = recipe.deepspeed, recipe.memory
+    engine = recipe.deepspeed
+    memory = recipe.memory
     if "deepspeed" in own:
         engine = deepspeed_config.read(own["deepspeed"], []) if own["deepspeed"] else None
     if "activation_checkpointing" in own:

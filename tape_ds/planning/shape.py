@@ -159,7 +159,10 @@ class Sizes:
         """(columns, rows) of the linear layers of one block, by name."""
         if self.counted:
             return {each.name: each.shape for each in self.counted if each.kind == "linear"}
-        hidden, inner, query, key = self.hidden, self.inner, self.query, self.key
+        hidden = self.hidden
+        inner = self.inner
+        query = self.query
+        key = self.key
         attention = {"q_proj": (hidden, query), "k_proj": (hidden, key), "v_proj": (hidden, key)}
         gates = {"gate_proj": (hidden, inner), "up_proj": (hidden, inner)}
         return {**attention, "o_proj": (query, hidden), **gates, "down_proj": (inner, hidden)}
@@ -249,7 +252,8 @@ def tensors(model: Sizes, trained: TrainedShape, ways: int = 1) -> tuple[Tensors
         if weights.kind == "linear" and weights.name in ranks:
             found.append(Tensors("adapter", ranks[weights.name] * sum(weights.shape), weights.times, True, False))
     for name, rank in trained.adapters if not model.counted else ():
-        by_rows, (columns, rows) = name in CUT_BY_ROWS, model.linears[name]
+        by_rows = name in CUT_BY_ROWS
+        (columns, rows) = model.linears[name]
         found.append(Tensors("adapter", rank * columns, model.layers, True, split=by_rows))
         found.append(Tensors("adapter", rank * rows, model.layers, True, split=not by_rows))
     return tuple(replace(each, size=-(-each.size // ways)) if each.split else each for each in found)

@@ -113,7 +113,8 @@ class NonFinite:
         return {"total": self.total, "in_a_row": self.in_a_row}
 
     def load_state(self, state: dict[str, int]) -> None:
-        self.total, self.in_a_row = state["total"], state["in_a_row"]
+        self.total = state["total"]
+        self.in_a_row = state["in_a_row"]
 
 
 def samples_of_step(step: int, rank: int, *, global_batch: int, micro_batch: int, world: int) -> list[int]:

@@ -117,7 +117,8 @@ def prepare(command: Sequence[str]) -> LaunchSpec:
 
     resume = [field for field in _RESUME if fields.get(field) is not None]
     starts_anew = fields.get("start_anew") is True
-    first, again = [*command], [*command]
+    first = [*command]
+    again = [*command]
     if not resume and not starts_anew:
         first += ["--resume", "auto"]
     for field in resume or _RESUME[:1]:
@@ -152,7 +153,9 @@ class KeepAlive:
             UserError: another job uses the run's folder, or the command cannot be started.
         """
         raise_if_any(run_lock.refuse(self.spec.output))
-        command, in_vain, limit = self.spec.first, 0, self.patience.restarts
+        command = self.spec.first
+        in_vain = 0
+        limit = self.patience.restarts
         while self.request.reason is None:
             attempt = _Attempt(command, self.spec.output)
             code = self._follow(attempt)
@@ -174,7 +177,8 @@ class KeepAlive:
 
             # Also wait for ranks on other machines: they cannot be killed from here, and their locks would have the
             # restart refused. They exit when their connections break, or when their watchdog ends them.
-            until, announced = time.monotonic() + pause, False
+            until = time.monotonic() + pause
+            announced = False
             while self.request.reason is None:
                 living = run_lock.living(self.spec.output) if time.monotonic() >= until else None
                 if living == []:
@@ -190,7 +194,8 @@ class KeepAlive:
 
     def _follow(self, attempt: "_Attempt") -> int | None:
         """Wait for an attempt's end, or end it on request; return the exit code, or None if another should follow."""
-        grace, say = self.patience.grace, self.say
+        grace = self.patience.grace
+        say = self.say
         try:
             while attempt.is_running() and self.request.reason is None:
                 time.sleep(_POLL_SECONDS)
@@ -215,7 +220,8 @@ class KeepAlive:
         stopped = run_folder.read(self.spec.output / run_folder.STOPPED)
         if stopped is not None and attempt.is_new(run_folder.STOPPED):
             # the step at which the run was stopped must have its checkpoint; before the first there need be none
-            step, reason = stopped.get("step"), stopped.get("reason")
+            step = stopped.get("step")
+            reason = stopped.get("reason")
             steps = [checkpoint.step_of(each) for each in checkpoint.committed(self.spec.output)]
             if step == 0 or step in steps:
                 say(f"the run was stopped ({reason}) and stays stopped; {resumes}")
@@ -236,7 +242,9 @@ class KeepAlive:
 
     def _from(self) -> str:
         newest = checkpoint.committed(self.spec.output)[-1:]
-        return f"from {newest[0].name}" if newest else "from the beginning: there is no checkpoint"
+        if newest:
+            return f"from {newest[0].name}"
+        return "from the beginning: there is no checkpoint"
 
 
 class _Attempt:
@@ -269,7 +277,10 @@ class _Attempt:
         code = self._process.poll()
         if code == ExitCode.FAILURE and (left := exit_codes.read(self._code_file)) is not None:
             return left
-        return -signal.SIGKILL if code is None else code  # None: it waits for a disk, and cannot be killed
+        # None: it waits for a disk, and cannot be killed
+        if code is None:
+            return -signal.SIGKILL
+        return code
 
     def is_new(self, marker: str) -> bool:
         return _stamp(self.output / marker) not in (None, self._markers[marker])

@@ -95,7 +95,8 @@ class AnswerCount:
     @classmethod
     def of(cls, test: Test, judged: Sequence[Sequence[bool]]) -> "AnswerCount":
         """Count the answers of a test as :func:`judge` judged them."""
-        answers, correct = sum(map(len, judged)), sum(map(sum, judged))
+        answers = sum(map(len, judged))
+        correct = sum(map(sum, judged))
         return cls(test.size[0], test.kind, len(judged), answers, correct, test.task.chance)
 
     @property
@@ -105,7 +106,8 @@ class AnswerCount:
     @property
     def interval(self) -> tuple[float, float]:
         """Wilson's 95 % interval of the share, with the sequences as the sample: answers of one are not independent."""
-        share, square = self.share, Z * Z / self.rows
+        share = self.share
+        square = Z * Z / self.rows
         middle = (share + square / 2) / (1 + square)
         reach = Z * math.sqrt(share * (1 - share) / self.rows + square / (4 * self.rows)) / (1 + square)
         return middle - reach, middle + reach

@@ -95,7 +95,9 @@ def load(config: "EvaluatorConfig") -> LoadedTasks:
 def shots_of(task: Any, num_fewshot: int | None) -> int:
     """Return the number of examples before each question; ``num_fewshot`` does not reach tasks that are made for 0."""
     own: int | None = getattr(task.config, "num_fewshot", None)
-    return (own or 0) if own == 0 or num_fewshot is None else num_fewshot
+    if own == 0 or num_fewshot is None:
+        return own or 0
+    return num_fewshot
 
 
 def figures(results: Mapping[str, Any], cut: Mapping[str, int]) -> dict[str, Any]:
@@ -104,7 +106,9 @@ def figures(results: Mapping[str, Any], cut: Mapping[str, int]) -> dict[str, Any
     samples = {name: each["effective"] for name, each in results["n-samples"].items()}
 
     def leaves(name: str) -> set[str]:
-        return set().union(*map(leaves, subtasks[name])) if name in subtasks else {name}
+        if name in subtasks:
+            return set().union(*map(leaves, subtasks[name]))
+        return {name}
 
     tasks = {
         name: summarise(scores, results["n-shot"].get(name), samples[name])
@@ -137,7 +141,9 @@ def summarise(scores: Mapping[str, Any], shots: int | None, samples: int) -> dic
         metric, _, used_filter = main.partition(",")
         entry = {"metric": metric, **metrics[main]}
     entry |= {"shots": shots, "samples": samples, "metrics": metrics}
-    return entry if used_filter == "none" else {**entry, "filter": used_filter}
+    if used_filter == "none":
+        return entry
+    return {**entry, "filter": used_filter}
 
 
 def table(figures: Mapping[str, Any]) -> str:

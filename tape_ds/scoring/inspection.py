@@ -96,7 +96,8 @@ def inspect(
         raise ValueError(f"layers {list(layers)} of {len(decoder)}: inspect a model in evaluation mode, from layer 1")
     raise_if_any(check(model.config))
     config: Any = model.config
-    kept, config.attention_backend = config.attention_backend, WITH_WEIGHTS
+    kept = config.attention_backend
+    config.attention_backend = WITH_WEIGHTS
     try:
         with ExitStack() as hooks:
             for number in sorted(set(layers)):
@@ -129,7 +130,9 @@ def _positions(
     layer: PositionLayer, hidden_BTD: Tensor, state: Tensor | None, inputs: BlockInputs, config: TapeConfig
 ) -> PositionMap | None:
     """Ask the layer itself what it computes from this start and state: nothing else here depends on an encoding."""
-    start, groups, width = inputs.start, config.num_key_value_heads, config.head_dim
+    start = inputs.start
+    groups = config.num_key_value_heads
+    width = config.head_dim
     places: Any = inputs.query_positions, inputs.key_positions
     carried = layer.carry(start, state, hidden_BTD.new_zeros(1, groups, hidden_BTD.shape[1], width))
     bias = layer.score_bias(None if places[0] is None else places, None if carried is None else (carried, carried))

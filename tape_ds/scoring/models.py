@@ -131,7 +131,9 @@ class FoundModel:
     def position_limit(self) -> int | None:
         """Tokens of the table of learned positions; None: no limit."""
         rotary = getattr(self.config.get_text_config(), "rope_parameters", None) is not None
-        return None if rotary or self.config.model_type in TYPES else self.known_length
+        if rotary or self.config.model_type in TYPES:
+            return None
+        return self.known_length
 
     def digest(self) -> str:
         """Return the SHA-256 of its files, of code that may run included."""
@@ -163,7 +165,9 @@ class FoundModel:
 def used_at(model: PreTrainedModel, length: int) -> AbstractContextManager[None]:
     """Let ``model`` compute as its encoding does for texts of ``length`` tokens; see
     :func:`tape_ds.models.llama.evaluated_at`. Models of others compute the same at every length."""
-    return evaluated_at(model, length) if isinstance(model, TapeForCausalLM) else nullcontext()
+    if isinstance(model, TapeForCausalLM):
+        return evaluated_at(model, length)
+    return nullcontext()
 
 
 def check_lengths(name: str, lengths: Sequence[int], model: FoundModel) -> list[Problem]:
@@ -192,7 +196,8 @@ def find(options: argparse.Namespace, problems: Sequence[Problem] = ()) -> Found
     quieten_libraries()
     problems = [*problems]
     name_or_path: str = options.model
-    place, gpus = torch.device("cpu"), torch.cuda.device_count()
+    place = torch.device("cpu")
+    gpus = torch.cuda.device_count()
     try:
         if options.device != "auto":
             place = torch.device(options.device)
@@ -209,7 +214,8 @@ def find(options: argparse.Namespace, problems: Sequence[Problem] = ()) -> Found
         dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
         chosen = LoadOptions(options.tokenizer, dtype, place, options.trust_remote_code, options.base_anyway)
         found = _find(name_or_path, chosen)
-        changed, asked = found.config if isinstance(found.config, TapeConfig) else None, {}
+        changed = found.config if isinstance(found.config, TapeConfig) else None
+        asked = {}
         if options.position_updates == "off":
             asked["position_updates"] = "off"
             without = None if changed is None else encodings.without_updates(changed)
@@ -241,7 +247,9 @@ def _find(name_or_path: str, options: LoadOptions) -> FoundModel:
     if any(record.is_file() for record in records) or source_model.model_type(given) in TYPES:
         # a run's folder, or a model folder of this project, exported ones included
         source = source_model.find(name_or_path, base_anyway=options.base_anyway)
-        record, folder, dtype = source.record, source.folder, options.dtype or source.dtype
+        record = source.record
+        folder = source.folder
+        dtype = options.dtype or source.dtype
         files = _model_files(folder)
         if record is not None and record.base is not None and not any(folder.glob(trained.WHOLE_WEIGHTS)):
             files += _model_files(Path(trained.find_base(folder, record, options.base_anyway)))
@@ -384,7 +392,8 @@ def print_notes(model: FoundModel, lengths: Sequence[int], *, bos: bool = True) 
     """Print on standard error of rank 0 how far the longest length exceeds the model's own, and with ``bos`` that its
     tokenizer begins no text with the BOS that the model knows."""
     notes = []
-    longest, native = max(lengths), model.known_length
+    longest = max(lengths)
+    native = model.known_length
     if native is not None and longest > native:
         times = f"{longest / native:.3g} times the length that {model.name_or_path} is made for, {native:,}"
         notes.append(f"{longest:,} tokens are {times}")

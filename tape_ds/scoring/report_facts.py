@@ -30,7 +30,9 @@ def facts(columns: Sequence[Column], unused: Sequence[Unused]) -> list[Markup]:
         settings: dict[str, dict[str, Any]] = {}  # name -> column -> value
         costs: dict[str, dict[str, Any]] = {}
         for name, (path, _, result) in records.items():
-            model, machine, commit = result.model or {}, result.hardware, result.commit or {}
+            model = result.model or {}
+            machine = result.hardware
+            commit = result.commit or {}
             own = {setting: value for setting, value in result.config.items() if setting not in LEFT_OUT}
             # of DeepSpeed's configuration only the ZeRO stage: the rest decides memory and speed
             own["ZeRO stage"] = ((result.config.get("deepspeed") or {}).get("zero_optimization") or {}).get("stage")
@@ -80,9 +82,13 @@ def with_unit(name: str, value: Any) -> str:
     if value is None or value == "" or isinstance(value, bool):
         return {None: MISSING, "": MISSING, True: "yes", False: "no"}[value]
     if not isinstance(value, int | float):
-        return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        if isinstance(value, list):
+            return ", ".join(map(str, value))
+        return str(value)
     if name.endswith("_bytes"):
         return gibibytes(value)
     if name.endswith("seconds") and value >= 60:
         return duration(value)
-    return number(value) if name.endswith("second") else f"{value:,}"
+    if name.endswith("second"):
+        return number(value)
+    return f"{value:,}"

@@ -52,7 +52,8 @@ def is_page(file: Path) -> bool:
 
 def training(columns: Sequence[Column], gallery: Gallery) -> list[Markup]:
     """Draw the training losses as they were logged, and return a table."""
-    lines, scores = {}, []
+    lines = {}
+    scores = []
     for name, result in select(columns, RUN).items():
         if logged := result.figures["train_loss"]:
             lines[name] = {each["step"]: each["loss"] for each in logged[:: math.ceil(len(logged) / POINTS)]}
@@ -128,7 +129,9 @@ def perplexities(columns: Sequence[Column], gallery: Gallery) -> list[Markup]:
     found: dict[str, list[Score]] = {}
     right: dict[str, list[Score]] = {}
     for name, scoring, each in stored:
-        value, error, row = float(each["perplexity"]), each.get("standard_error"), length(each["length"])
+        value = float(each["perplexity"])
+        error = each.get("standard_error")
+        row = length(each["length"])
         error = error and value * error  # stored is the error of the logarithm
         short = (each.get("left_out") or {}).get("documents")
         detail = f"{short:,} documents too short" if short else ""
@@ -151,7 +154,9 @@ def perplexities(columns: Sequence[Column], gallery: Gallery) -> list[Markup]:
 
 
 def _nats(perplexity: float) -> float:
-    return math.log(perplexity) if perplexity > 0 else math.nan
+    if perplexity > 0:
+        return math.log(perplexity)
+    return math.nan
 
 
 def rulers(columns: Sequence[Column], gallery: Gallery) -> list[Markup]:
@@ -216,7 +221,8 @@ def passkeys(columns: Sequence[Column], gallery: Gallery) -> list[Markup]:
             for tokens in sorted({cell["length"] for cell in cells if cell["trials"]}):
                 counts = [(cell["correct"], cell["trials"]) for cell in cells if cell["length"] == tokens]
                 correct, trials = map(sum, zip(*counts, strict=True))
-                share, detail = 100 * correct / trials, f"{correct}/{trials}"
+                share = 100 * correct / trials
+                detail = f"{correct}/{trials}"
                 scores.append(Score(name, length(tokens), share, None, trials, tokens, detail))
         gallery.draw(f"Passkeys found: {form}", "length (tokens)", PERCENT, lines_of(scores), log=True)
         parts += compare(f"Passkeys found, % (found/asked), all depths: {form}", scores, places=0)
@@ -225,7 +231,8 @@ def passkeys(columns: Sequence[Column], gallery: Gallery) -> list[Markup]:
 
 def harness(columns: Sequence[Column]) -> list[Markup]:
     """Return a row for each group, task, metric and number of shots."""
-    scores, warnings = [], []
+    scores = []
+    warnings = []
     for name, result in select(columns, "harness").items():
         for task, each in [*(result.figures.get("groups") or {}).items(), *result.figures["tasks"].items()]:
             shots = "" if each.get("shots") is None else f", {each['shots']} shots"

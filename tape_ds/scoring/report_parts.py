@@ -59,10 +59,12 @@ def number(value: float | None, error: float | None = None, places: int | None =
         return MISSING
     if not math.isfinite(value):
         return Markup(value)
-    exact, ending = repr(value), ""
+    exact = repr(value)
+    ending = ""
     if error is not None and math.isfinite(error):
         places = max(0, 1 - math.floor(math.log10(error))) if error > 0 else 2
-        exact, ending = f"{exact} ± {error!r}", f" ± {error:.{places}f}"
+        exact = f"{exact} ± {error!r}"
+        ending = f" ± {error:.{places}f}"
     if places is None and 0 < abs(value) < 1000:
         places = 3 - math.floor(math.log10(abs(value)))
     text = f"{value:{sign},.{places or 0}f}" if abs(value) < 1e6 else f"{value:{sign}.4g}"
@@ -76,7 +78,8 @@ def compare(caption: str, scores: Sequence[Score], *, places: int | None = None,
     found: dict[str, dict[str, Score]] = {}
     for each in sorted(scores, key=lambda score: score.tokens):
         found.setdefault(each.row, {})[each.column] = each
-    rows, unequal = [], []
+    rows = []
+    unequal = []
     for row, own in found.items():
         finite = {each.value for each in own.values() if each.value is not None and math.isfinite(each.value)}
         differ = len({each.samples for each in own.values()}) > 1

@@ -138,11 +138,15 @@ class Evaluation:
             differing = [name for name in names if self.identity.get(name) != theirs.get(name)]
             wrong = f"it holds the result of another {self.name} evaluation (other: {', '.join(differing[:8])})"
         except UserError:
-            found, differing, wrong = None, ["all"], f"{self.path.name} in it is not a result"
+            found = None
+            differing = ["all"]
+            wrong = f"{self.path.name} in it is not a result"
         if differing and not overwrite:
             raise UserError(Problem("--output", str(self.folder), wrong, remedy))
         complete = found is not None and found.finished and not differing and all(path.is_file() for path in required)
-        return found if complete else None
+        if complete:
+            return found
+        return None
 
     def run_jobs(self, jobs: Sequence[tuple[str, Job]], work: Callable[[Job], Any]) -> dict[str, Any]:
         """Return the result of every job by its key; every process must call this and gets all results.
@@ -255,7 +259,9 @@ def folder(output: str | None, model: "FoundModel") -> Path:
         return Path(output)
     if model.record is not None:
         run = model.folder.parent / EVALUATION
-        return run if model.folder.name == TRAINED else run / model.folder.name
+        if model.folder.name == TRAINED:
+            return run
+        return run / model.folder.name
     name = model.name_or_path.strip("/").removesuffix(".gguf").replace("/", "--").lstrip(".-")
     return Path("runs") / EVALUATION / name
 

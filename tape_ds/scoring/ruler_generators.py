@@ -112,7 +112,9 @@ class SortedPairs(Sequence[str]):
         block = bisect_right(self._starts, index) - 1
         begin, listed = self._blocks[block]
         place = index - self._starts[block]
-        return begin + self._seconds[place] if listed is None else listed[place]
+        if listed is None:
+            return begin + self._seconds[place]
+        return listed[place]
 
 
 class Generators:

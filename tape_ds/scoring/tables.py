@@ -109,7 +109,9 @@ def print_ruler(found: Mapping[str, Iterable[Mapping[str, Any]]]) -> None:
 
 
 def _place(position: int) -> str:
-    return f"{position / 1024:g}k" if position >= 1024 else str(position)
+    if position >= 1024:
+        return f"{position / 1024:g}k"
+    return str(position)
 
 
 def _print(content: Any) -> None:

@@ -115,7 +115,9 @@ class Sampled(Request):
     def stops(self) -> tuple[str, ...]:
         if self.stop is None:
             return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if isinstance(self.stop, str):
+            return (self.stop,)
+        return tuple(self.stop)
 
     @property
     def wants_usage(self) -> bool:
@@ -129,7 +131,9 @@ def _kind_of_prompt(prompt: Any) -> str:
     first = prompt[0] if prompt else ""
     if isinstance(first, list):
         return "lists of ids"
-    return "ids" if isinstance(first, int) else "texts"
+    if isinstance(first, int):
+        return "ids"
+    return "texts"
 
 
 Prompt = Annotated[

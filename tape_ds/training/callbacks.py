@@ -123,7 +123,8 @@ class PositionUpdates(TrainerCallback):
         if not logs or "loss" not in logs:
             return
         # the state's interval, in steps: the recipe's may be a share of the run
-        now, before = state.global_step, max(0, state.global_step - state.logging_steps)
+        now = state.global_step
+        before = max(0, state.global_step - state.logging_steps)
         if now * self.TIMES // state.max_steps == before * self.TIMES // state.max_steps:
             return
         places = None if self.places is None else self.places[: self.TOKENS]

@@ -35,14 +35,16 @@ SEQUENCES = 32
 
 def lines(recipe: Recipe) -> dict[str, str]:
     """Return lines of a plan about the weights of targets; none where all count the same."""
-    chosen, window = recipe.weighting, recipe.window
+    chosen = recipe.weighting
+    window = recipe.window
     if chosen.target_weights == "equal":
         return {}
     return {"target weights": chosen.outline(window), "left context": _left_context(recipe)}
 
 
 def _left_context(recipe: Recipe) -> str:
-    chosen, window = recipe.weighting, recipe.window
+    chosen = recipe.weighting
+    window = recipe.window
     is_exact = chosen.target_weights == "exact"
     first = chosen.tail(window) if is_exact else min(chosen.longce_short, window)
     buckets = Buckets(first, chosen.exact_ratio)
@@ -50,7 +52,8 @@ def _left_context(recipe: Recipe) -> str:
     if isinstance(tokenizer, str):
         return f"shown when the run has read its data ({tokenizer})"
     data: Any = recipe.data
-    specs, shares = weights.specs_of(data.train_data), weights.shares_of(data.train_data)
+    specs = weights.specs_of(data.train_data)
+    shares = weights.shares_of(data.train_data)
     parts = []
     try:
         for number, spec in enumerate(specs):

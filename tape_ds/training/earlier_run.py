@@ -68,7 +68,9 @@ class EarlierRun:
         if not self.checkpoints:
             return f"an earlier run's {rest}"
         named = f"checkpoints of an earlier run: {', '.join(self.checkpoints)}"
-        return f"{named}; and its {rest}" if rest else named
+        if rest:
+            return f"{named}; and its {rest}"
+        return named
 
 
 def grouped(names: Iterable[str]) -> list[str]:
@@ -200,7 +202,9 @@ def check_same_run(
 def _either(found: EarlierRun, remedies: list[str]) -> str:
     """Join remedies with those of any new run."""
     remedies = [*remedies, *([] if found.foreign else ["--start_anew to remove that"]), "another output_dir"]
-    return f"{', '.join(remedies[:-1])}, or {remedies[-1]}" if len(remedies) > 1 else remedies[0]
+    if len(remedies) > 1:
+        return f"{', '.join(remedies[:-1])}, or {remedies[-1]}"
+    return remedies[0]
 
 
 def remove(found: EarlierRun) -> list[str]:
@@ -238,7 +242,9 @@ def keep_metrics(output: Path) -> Path | None:
 def _marker(output: Path, name: str) -> dict[str, Any] | None:
     """Return a marker of :func:`tape_ds.run_folder.mark`; None for any other file of that name."""
     content = run_folder.read(output / name) or {}
-    return content if isinstance(content.get("step"), int) and name in content else None
+    if isinstance(content.get("step"), int) and name in content:
+        return content
+    return None
 
 
 def _has_run_s_metrics(output: Path) -> bool:
@@ -267,7 +273,9 @@ def _has_content(path: Path) -> bool:
 
 
 def _entries(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if folder.is_dir() else []
+    if folder.is_dir():
+        return sorted(folder.iterdir())
+    return []
 
 
 def _files_below(folder: Path) -> list[str]:

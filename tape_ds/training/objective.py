@@ -80,7 +80,9 @@ class Weighted(Objective):
         sums = self.rank_sync.numbers([whole, count])
         all_weights = sum(weights for weights, _ in sums)
         all_targets = sum(counted for _, counted in sums)
-        return targets if all_weights == all_targets else targets * (all_weights / all_targets)
+        if all_weights == all_targets:
+            return targets
+        return targets * (all_weights / all_targets)
 
     def figures(self, output: Any) -> Tensor:
         return torch.stack((output.plain_sum, output.weight_sum)) / self.targets
@@ -124,7 +126,8 @@ class LongCE(Weighted):
 
         As many short sequences are read at a time as have the tokens of the batch.
         """
-        short, stride = self.settings.longce_short, self.settings.longce_stride
+        short = self.settings.longce_short
+        stride = self.settings.longce_stride
         ids_BT, documents_BT, labels_BT = (inputs[name] for name in ("input_ids", "document_ids", "labels"))
         positions_BT = inputs["position_ids"].expand_as(ids_BT)
         tokens = ids_BT.shape[1]
@@ -187,4 +190,6 @@ def choose(
         return Distilled(teacher)
     if weights is None or weights.target_weights == "equal":
         return Objective()
-    return Weighted(rank_sync) if weights.target_weights == "exact" else LongCE(weights, rank_sync, group, alike=alike)
+    if weights.target_weights == "exact":
+        return Weighted(rank_sync)
+    return LongCE(weights, rank_sync, group, alike=alike)

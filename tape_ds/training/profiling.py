@@ -67,7 +67,8 @@ class StepProfiler(TrainerCallback):
 
     def _end(self) -> None:
         assert self._profiler is not None
-        profiler, self._profiler = self._profiler, None
+        profiler = self._profiler
+        self._profiler = None
         profiler.stop()
         if self.trainer.args.device.type == "cuda":
             torch.cuda.memory._record_memory_history(enabled=None)

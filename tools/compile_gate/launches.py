@@ -52,7 +52,8 @@ class Recorder:
     """Every kernel that is launched on one GPU, each specialisation once."""
 
     def __init__(self, capability: int, dtype: str):
-        self.capability, self.dtype = capability, dtype
+        self.capability = capability
+        self.dtype = dtype
         self.call = ""
         self.launch: Launch | None = None
         self.builds: dict[str, Build] = {}

@@ -44,12 +44,22 @@ class Measure:
 
     def plain(self, value: float | None) -> str:
         metric = self.quantity.metric
-        digits = 0 if metric in COSTS else 1 if self.is_share else 3 if "loss" in metric else 2
+        digits = 2
+        if metric in COSTS:
+            digits = 0
+        elif self.is_share:
+            digits = 1
+        elif "loss" in metric:
+            digits = 3
         return number(value, f",.{digits}f")
 
     def write(self, value: float | None, half_width: float | None = None) -> str:
-        spread = "" if half_width is None or self.quantity.metric in COSTS else f" ± {self.plain(half_width)}"
-        return self.plain(value) + spread + "%" * (self.is_share and value is not None)
+        written = self.plain(value)
+        if half_width is not None and self.quantity.metric not in COSTS:
+            written += f" ± {self.plain(half_width)}"
+        if self.is_share and value is not None:
+            written += "%"
+        return written
 
     def signed(self, value: float) -> str:
         return ("+" if value > 0 else "") + self.plain(value)
@@ -116,7 +126,9 @@ class Study:
         if self.primary.quantity.metric.startswith(BY_UPDATES):
             self.against, base = ITSELF, dict.fromkeys(self.seeds, 0.0)
             others = [arm for arm in self.arms if self.values(arm, self.primary)]
-        paired, samples, ps = {}, {}, {}
+        paired = {}
+        samples = {}
+        ps = {}
         for arm in others:
             values = self.values(arm, self.primary)
             paired[arm] = {seed: values[seed] - base[seed] for seed in sorted(values.keys() & base.keys())}
@@ -136,7 +148,9 @@ class Study:
     def sample(self, arm: str, measure: Measure) -> Sample | None:
         """Return a figure of an arm over its runs; None if it has none."""
         figures = [row.figures[measure.quantity] for row in self.arms[arm] if measure.quantity in row.figures]
-        return statistics.sample(figures) if figures else None
+        if figures:
+            return statistics.sample(figures)
+        return None
 
     def figures(self) -> dict[str, Any]:
         """Return everything for the stored result; a spread or an interval is None for a single run."""
@@ -159,15 +173,23 @@ class Study:
 
 def verdict(study: Study, claim: Claim) -> str:
     """Return one sentence on one claim."""
-    sample, measure, reference = claim.found, study.primary, study.against
+    sample = claim.found
+    measure = study.primary
+    reference = study.against
     if sample is None:
         return f"{claim.arm}: shares no seed with {reference} in which both have this figure."
     if not math.isfinite(sample.mean):
         lost = ", ".join(str(seed) for seed, value in claim.differences.items() if not math.isfinite(value))
         return f"{claim.arm}: no verdict, a figure of seed {lost} is not finite."
     gain = sample.mean if measure.is_share else -sample.mean
-    size = measure.plain(abs(sample.mean)) + " points" * measure.is_share
-    apart = f"{'better' if gain > 0 else 'worse'} than {reference} by {size}" if gain else f"the same as {reference}"
+    size = measure.plain(abs(sample.mean))
+    if measure.is_share:
+        size += " points"
+    apart = f"the same as {reference}"
+    if gain > 0:
+        apart = f"better than {reference} by {size}"
+    elif gain < 0:
+        apart = f"worse than {reference} by {size}"
     if sample.interval is None:
         return f"{claim.arm}: {apart} in a single run: no interval."
     assert claim.p_holm is not None, "there is an interval, so there is a test"
@@ -184,7 +206,8 @@ def verdict(study: Study, claim: Claim) -> str:
 
 def text(study: Study) -> str:
     """Return the table of arms, the primary figure seed by seed, and every arm against the reference."""
-    primary, against = study.primary, study.against
+    primary = study.primary
+    against = study.against
     lines = []
     for arm, rows in study.arms.items():
         cells = [arm, str(len(rows))]

@@ -50,7 +50,8 @@ def find(typed_models: Sequence[str], options: argparse.Namespace) -> dict[str, 
             continue
         with collecting(problems):
             own = parser.parse_args([name_or_path])
-            own.dtype, own.device = options.dtype, options.device
+            own.dtype = options.dtype
+            own.device = options.device
             found[name] = models.find(own)
             problems += inspection.check(found[name].config)
     raise_if_any(list({str(problem): problem for problem in problems}.values()))  # all share those of the environment

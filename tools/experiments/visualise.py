@@ -36,12 +36,14 @@ from tape_ds.scoring.models import FoundModel, used_at
 from tools.experiments import inspected_models
 
 NAME = "visualise"
-LAYERS, HEADS = 8, 2
+LAYERS = 8
+HEADS = 2
 """Number shown by default; the mean over heads is added."""
 MOST_TOKENS = 1024
 """A map is about 200 pixels wide."""
 DPI = 110
-EVEN, APART = "cividis", "PuOr"
+EVEN = "cividis"
+APART = "PuOr"
 """Colours of growing numbers, and of numbers around 0; both suit colour-blind readers."""
 SHARE_WITHIN = 0.998
 """Share of signed numbers within the scale of colours: a single pair would make the others pale."""
@@ -63,12 +65,15 @@ class MapKind:
     def limits(self) -> tuple[float, float]:
         """Return the numbers of the first and the last colour."""
         shown = np.concatenate([each[np.tril_indices(len(each))] for each in self.maps.values()])
-        low, high = float(shown.min()), float(shown.max())
+        low = float(shown.min())
+        high = float(shown.max())
         if self.signed:
             high = float(np.quantile(np.abs(shown), SHARE_WITHIN)) or max(-low, high) or 1.0
             return -high, high
         low = min(low, 0.0) if self.rooted else low
-        return (low, high) if high > low else (low - 0.5, low + 0.5)
+        if high > low:
+            return (low, high)
+        return (low - 0.5, low + 0.5)
 
 
 @dataclass

@@ -89,4 +89,6 @@ def ids_of(prompt: str, tokenizer: "PreTrainedTokenizerBase", chat: bool) -> lis
     from tape_ds.data.chat import template
     from tape_ds.data.prompting import prompt_ids
 
-    return template.prompt_ids(prompt, tokenizer) if chat else prompt_ids(prompt, tokenizer)
+    if chat:
+        return template.prompt_ids(prompt, tokenizer)
+    return prompt_ids(prompt, tokenizer)

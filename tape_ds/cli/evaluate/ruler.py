@@ -305,7 +305,9 @@ def splitter(tasks: Sequence[str]) -> str | None:
     """Return the name of what splits the haystack into sentences; None if there is none to split."""
     from tape_ds.scoring.ruler_generators import hides_in_essays, sentence_splitter
 
-    return sentence_splitter()[0] if any(hides_in_essays(task) for task in tasks) else None
+    if any(hides_in_essays(task) for task in tasks):
+        return sentence_splitter()[0]
+    return None
 
 
 def not_asked(tasks: Sequence[str]) -> list[str]:

@@ -63,7 +63,8 @@ _SHAREGPT = (
 def check(train: Sequence[str], evaluation: Sequence[str], skip_bad_rows: int | None = None) -> list[Problem]:
     """Check the specs and the first row of each, without the network."""
     lists = {"train_data": train, "eval_data": evaluation}
-    problems, fitting = [], []
+    problems = []
+    fitting = []
     without = sources.KINDS.keys() - {*_COLUMNS, "stdlib", GeneratedDocuments.kind}
     remedy = (
         "give jsonl:FILE, parquet:FILE, hub:NAME (each with #COLUMN for another column than messages), stdlib, or "
@@ -104,7 +105,9 @@ def without_template(model: str) -> Problem:
 
 def completed(spec: str) -> str:
     """Return ``spec`` with :data:`COLUMN` where it names no column."""
-    return f"{spec}#{COLUMN}" if "#" not in spec and spec.partition(":")[0] in _COLUMNS else spec
+    if "#" not in spec and spec.partition(":")[0] in _COLUMNS:
+        return f"{spec}#{COLUMN}"
+    return spec
 
 
 def fingerprint(source: Source, split: str) -> str:

@@ -97,7 +97,8 @@ def rendered(
     features = Features({**columns, "unread": List(Value("string"))})
     text = tokenizer.chat_template
     dated = {"day": day.isoformat()} if template.is_dated(tokenizer) else {}
-    field, identity = FIELD_OF[split], tokenizer_fingerprint(tokenizer)
+    field = FIELD_OF[split]
+    identity = tokenizer_fingerprint(tokenizer)
     parts = []
     for source in [sources.parse(conversations.completed(spec), field) for spec in specs]:
         source_bad_rows = source.bad_rows = SourceBadRows(bad_rows or BadRows(), source.field, source.spec)

@@ -94,7 +94,8 @@ def is_dated(tokenizer: "PreTrainedTokenizerBase") -> bool:
 def names(tokenizer: "PreTrainedTokenizerBase") -> tuple[set[str], set[str]]:
     """Return the variables that a tokenizer's templates read from outside, and all names and filters in them."""
     templates = tokenizer.chat_template
-    variables, used = set(), set()
+    variables = set()
+    used = set()
     for text in templates.values() if isinstance(templates, dict) else [templates]:  # one for tools, perhaps
         tree = _compile_jinja_template(text).environment.parse(text)
         variables |= meta.find_undeclared_variables(tree)

@@ -63,7 +63,8 @@ class AddressingTask(Task):
         longest: int = LONGEST,
     ) -> None:
         """Set what follows from the options; ``answers`` is the number of possible ones."""
-        vocabulary, chance = (*SPECIAL, *words), 1 / answers
+        vocabulary = (*SPECIAL, *words)
+        chance = 1 / answers
         derived = {"shortest": shortest, "longest": longest, "asked_tokens": asked_tokens}
         vars(self).update(derived, vocabulary=vocabulary, signs=signs, chance=chance)  # the instance is frozen
 
@@ -245,7 +246,8 @@ class Recall(AddressingTask):
     step = 2
 
     def __post_init__(self) -> None:
-        keys, values = (tuple(f"k{key}" for key in range(self.keys)), tuple(f"v{n}" for n in range(self.values)))
+        keys = tuple(f"k{key}" for key in range(self.keys))
+        values = tuple(f"v{n}" for n in range(self.values))
         self.derive(
             (*keys, *values),
             values,  # a value ends its pair

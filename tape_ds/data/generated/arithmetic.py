@@ -81,7 +81,9 @@ class ArithmeticTask(Task):
 
     def is_test(self, operands: Operands, size: Size) -> bool:
         small = _small_tests(self, size)
-        return _hash(self, operands) < 2**64 // ONE_IN if small is None else tuple(sorted(operands)) in small
+        if small is None:
+            return _hash(self, operands) < 2**64 // ONE_IN
+        return tuple(sorted(operands)) in small
 
     def draw(self, generator: random.Random, size: Size, *, test: bool) -> GeneratedSample:
         ranges = self.ranges(*size)

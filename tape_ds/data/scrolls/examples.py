@@ -39,7 +39,9 @@ class Dataset:
     @property
     def answer_tokens(self) -> int:
         """The most tokens of an answer without EOS, as in TAPE's code."""
-        return 1000 if self.kind == "summary" else 200
+        if self.kind == "summary":
+            return 1000
+        return 200
 
 
 # in the order of the TAPE paper's Table 1
@@ -58,7 +60,9 @@ DATASETS: Mapping[str, Dataset] = {
 MADE = Dataset("stdlib", "answer", "f1")
 MADE_ROWS = {"train": 2000, "validation": 100, "test": 100}  # the first from training files, the others from held-out
 NAMES = (*DATASETS, MADE.name)
-_LINES_BEFORE, _LINES_AFTER = 12, 16  # of an excerpt, around a function's first line
+# of an excerpt, around a function's first line
+_LINES_BEFORE = 12
+_LINES_AFTER = 16
 
 
 def find(name: str) -> Dataset:
@@ -119,7 +123,8 @@ def rows(
             yield ScrollsRow(row_id, question, None if split == WITHOUT_ANSWERS else answer)
         return
     source = JsonLines(f"jsonl:{pattern}#input", "data_dir")
-    source.bad_rows, source.repair = bad_rows or BadRows(), "give the file as SCROLLS publishes it"
+    source.bad_rows = bad_rows or BadRows()
+    source.repair = "give the file as SCROLLS publishes it"
     wanted = ["id", "input"] if split == WITHOUT_ANSWERS else ["id", "input", "output"]
     is_empty = True
     for place, fields in source.rows(split):
@@ -214,7 +219,8 @@ def _locate(name: str, split: str, data_dir: str | Path | None) -> str | None:
             raise UserError(Problem("dataset", name, wrong, remedy)) from error
     else:
         given = paths.of(str(data_dir))
-        plain, archive = given / member, given if given.is_file() else given / f"{name}.zip"
+        plain = given / member
+        archive = given if given.is_file() else given / f"{name}.zip"
         if plain.is_file():
             return str(plain)
         if not archive.is_file():
@@ -222,7 +228,8 @@ def _locate(name: str, split: str, data_dir: str | Path | None) -> str | None:
             wrong = f"no {member} and no {name}.zip there" if given.is_dir() else "no such folder"
             remedy = "give a folder with NAME/SPLIT.jsonl or NAME.zip, or leave it out to use the hub's"
             raise UserError(Problem("data_dir", str(data_dir), wrong, remedy))
-    pattern, remedy = f"zip://{member}::{archive}", "give the zip file as SCROLLS publishes it"
+    pattern = f"zip://{member}::{archive}"
+    remedy = "give the zip file as SCROLLS publishes it"
     try:
         (file,) = opening.find(pattern).values()
         is_there = file.filesystem.isfile(member)

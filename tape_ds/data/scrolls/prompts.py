@@ -23,7 +23,9 @@ from tape_ds.errors import Problem, UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-BEFORE, REQUEST = "Context:\n", "\n Please summarize this report:"  # around the text of a summary
+# around the text of a summary
+BEFORE = "Context:\n"
+REQUEST = "\n Please summarize this report:"
 REFERENCE_REQUEST_TOKENS = 7  # kept at a prompt's end by the published code: the request in Llama's vocabulary
 REFERENCE_WORDS = 20_000  # of a text, in published training; published generation reads 15,000
 
@@ -48,7 +50,8 @@ def prompt_ids(
 
     ``words`` is the length of the text to answer from in ``reference_format``.
     """
-    room, beyond = max_tokens - reserve, 0
+    room = max_tokens - reserve
+    beyond = 0
     summary = dataset.kind == "summary"
     kept_at_end = 0
     if summary:
@@ -60,7 +63,8 @@ def prompt_ids(
         text_input = f"{BEFORE}{text_input}{REQUEST}"
     elif reference_format:
         parts = text_input.split(" ")
-        text_input, rest = " ".join(parts[:words]), " ".join(parts[words:])
+        text_input = " ".join(parts[:words])
+        rest = " ".join(parts[words:])
         beyond = len(middle_ids(rest, tokenizer)) if rest else 0
     if room <= kept_at_end:
         wrong = f"{reserve} of them are kept for the answer, which leaves no room for a text"

@@ -129,7 +129,9 @@ def wrong_size(folder: Path, shard: ShardEntry) -> str | None:
         size = (folder / shard.file).stat().st_size
     except OSError:
         return f"shard {shard.file} is missing"
-    return None if size == shard.size else f"shard {shard.file} has {size} bytes instead of {shard.size}"
+    if size == shard.size:
+        return None
+    return f"shard {shard.file} has {size} bytes instead of {shard.size}"
 
 
 class ArrowFolder(TokenSource):
@@ -194,7 +196,9 @@ class ArrowFolder(TokenSource):
                 number += 1
 
     def recorded_tokenizer(self) -> str | None:
-        return read_manifest(self.path).settings.tokenizer if is_prepared(self.path) else None
+        if is_prepared(self.path):
+            return read_manifest(self.path).settings.tokenizer
+        return None
 
     def fingerprint(self) -> str:
         """The manifest's, or the identities of all files (:func:`file_identity`)."""

@@ -166,7 +166,8 @@ class RowSource(Source):
             for index in range(len(column)):
                 if number == most:
                     return
-                name, number = f"{place}:{number}", number + 1
+                name = f"{place}:{number}"
+                number = number + 1
                 try:
                     row = _without_nulls(column[index].as_py())
                 except UnicodeDecodeError as error:
@@ -191,7 +192,9 @@ def value_of(record: Mapping[str, Any], name: str) -> Any:
     head, _, rest = name.partition(".")
     if not rest or not isinstance(record.get(head, 0), Mapping | None):
         raise KeyError(name)
-    return value_of(record[head], rest) if record[head] is not None else None
+    if record[head] is not None:
+        return value_of(record[head], rest)
+    return None
 
 
 def hint(name: str, record: Mapping[str, Any]) -> str:
@@ -203,7 +206,9 @@ def hint(name: str, record: Mapping[str, Any]) -> str:
 
     names = list(names_in(record))
     near = [known for known in names if known.endswith(f".{name}") or known.startswith(f"{name}.")]
-    return f"did you mean {' or '.join(map(repr, near[:3]))}?" if near else did_you_mean(name, names)
+    if near:
+        return f"did you mean {' or '.join(map(repr, near[:3]))}?"
+    return did_you_mean(name, names)
 
 
 def _as_record(schema: pa.Schema | pa.StructType) -> dict[str, Any]:
@@ -215,7 +220,9 @@ def _without_nulls(value: Any) -> Any:
     """Return an Arrow value without the keys that other rows have: Arrow gives each mapping those of all rows."""
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    return value
 
 
 class TokenSource(Source):

@@ -38,7 +38,9 @@ def _local_archive(pattern: str) -> Path | None:
     before, _, last = pattern.rpartition("::")
     protocol, mark, path = last.rpartition("://")
     is_local = "://" in before and path and (not mark or protocol == "file")
-    return paths.of(path).absolute() if is_local else None
+    if is_local:
+        return paths.of(path).absolute()
+    return None
 
 
 class _Files(RowSource):
@@ -91,7 +93,8 @@ class _Files(RowSource):
             wrong = "no file matches" if glob.has_magic(self.pattern) else "no such file"
             remedy = f"check the path; relative ones start at {Path.cwd()}, and [[] is a bracket in a name"
             if os.path.isdir(self.pattern):
-                wrong, remedy = "a folder, not a file", f"name its files: {self.kind}:{self.pattern.rstrip('/')}/*"
+                wrong = "a folder, not a file"
+                remedy = f"name its files: {self.kind}:{self.pattern.rstrip('/')}/*"
             problems.append(self.problem(wrong, remedy))
         for name in files:
             if not storage.is_utf8(name):
@@ -227,7 +230,9 @@ class JsonLines(_Files):
 
     def fingerprint(self) -> str:
         files = super().fingerprint()
-        return hashlib.sha256(f"{files}?{self.condition}".encode()).hexdigest() if self.condition else files
+        if self.condition:
+            return hashlib.sha256(f"{files}?{self.condition}".encode()).hexdigest()
+        return files
 
     def _rows(
         self, name: str, file: File, *, only: str | None = None, peek: bool = False

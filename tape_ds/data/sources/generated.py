@@ -77,7 +77,9 @@ class GeneratedDocuments(Source):
     def identities(self, split: str) -> set[str]:
         """Return those of the text: what it reads is trained on."""
         text = self.text
-        return set() if text is None else text.identities(split)
+        if text is None:
+            return set()
+        return text.identities(split)
 
 
 def is_generated(spec: str) -> bool:

@@ -55,7 +55,9 @@ def plain_type(config: Any) -> str:
     """Return the model type of transformers whose shape a ``TapeConfig`` has."""
     if config.qkv_bias:
         return QWEN2
-    return QWEN3 if config.qk_norm else LLAMA
+    if config.qk_norm:
+        return QWEN3
+    return LLAMA
 
 
 def has_llamas_names(config: PreTrainedConfig) -> bool:
@@ -65,13 +67,16 @@ def has_llamas_names(config: PreTrainedConfig) -> bool:
 def other_family(config: Mapping[str, Any]) -> str | None:
     """Return the model type in a ``config.json`` if the model is extended in transformers' own class."""
     name = config.get("model_type")
-    return name if isinstance(name, str) and name not in (*SHAPES, BAICHUAN) else None
+    if isinstance(name, str) and name not in (*SHAPES, BAICHUAN):
+        return name
+    return None
 
 
 def family_note(config: Mapping[str, Any]) -> str:
     """Return a note on what a reader may not expect of a model: another class, code that is not run, layers with a
     window."""
-    kind, layers = config.get("model_type"), config.get("layer_types") or []
+    kind = config.get("model_type")
+    layers = config.get("layer_types") or []
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
     note = ""
     if config.get("auto_map") and (kind in SHAPES or other_family(config) is not None):
@@ -88,7 +93,8 @@ def family_note(config: Mapping[str, Any]) -> str:
 
 def check_llama_shaped(config: PreTrainedConfig) -> list[Problem]:
     """Check that the blocks of a model compute what a Llama's do, name for name."""
-    differences, remedies = [], []
+    differences = []
+    remedies = []
     if not has_llamas_names(config):
         differences.append(f"model_type is {config.model_type!r}, not one of {', '.join(SHAPES)}")
     differences += [f"it has no {name}" for name in _NEEDED if getattr(config, name, None) is None]
@@ -99,11 +105,14 @@ def check_llama_shaped(config: PreTrainedConfig) -> list[Problem]:
         differences.append(f"its rope_type is {rope['rope_type']!r}, not one of {', '.join(scaling.available())}")
     if differences:
         remedies.append("use a Llama-shaped checkpoint")
-    window, layers = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    window = getattr(config, "sliding_window", None)
+    layers = getattr(config, "layer_types", None)
     if window and not (layers and all(layer == "full_attention" for layer in layers)):
         differences.append(f"it attends within a sliding window of {window}")
-        version = "use v0.2 or v0.3 of Mistral 7B, which have none; or " * (config.model_type == "mistral")
-        remedies.append(f"{version}keep its own class, which computes the window: position_encoding: rope")
+        remedy = "keep its own class, which computes the window: position_encoding: rope"
+        if config.model_type == "mistral":
+            remedy = f"use v0.2 or v0.3 of Mistral 7B, which have none; or {remedy}"
+        remedies.append(remedy)
     if getattr(config, "quantization_config", None) is not None:
         differences.append("its weights are quantised")
         before = "give the model as it was before it was quantised"
@@ -126,9 +135,13 @@ def is_on_hub(name: str) -> bool:
 def find(name: str, *, online: bool) -> Path | None:
     """Return a folder's ``config.json``, or the copy of a hub id's; None if neither is on this machine."""
     if is_on_hub(name):
-        return hub.config(name).file if online else None
+        if online:
+            return hub.config(name).file
+        return None
     file = paths.of(name) / CONFIG
-    return file if name != SMOLLM2 and os.path.isfile(file) else None
+    if name != SMOLLM2 and os.path.isfile(file):
+        return file
+    return None
 
 
 def check_name(field: str, name: str, files: tuple[str, ...] = ()) -> Iterator[Problem]:

@@ -146,7 +146,9 @@ def stored_dtype(source: str | Path, config: "PreTrainedConfig") -> "torch.dtype
 
     name = weight_files.stored_dtype(source) if getattr(config, "quantization_config", None) is None else None
     named = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-    return named[name] if name is not None else config.dtype or torch.float32
+    if name is not None:
+        return named[name]
+    return config.dtype or torch.float32
 
 
 def require_finite(model: "PreTrainedModel", field: str, name: str) -> None:

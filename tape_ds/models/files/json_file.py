@@ -60,4 +60,6 @@ def _not_numbers(value: Any, name: str = "") -> list[str]:
         return [each for key, inner in value.items() for each in _not_numbers(inner, f"{name}.{key}".lstrip("."))]
     if isinstance(value, list):
         return [each for inner in value for each in _not_numbers(inner, name)]
-    return [name] if isinstance(value, float) and math.isnan(value) else []
+    if isinstance(value, float) and math.isnan(value):
+        return [name]
+    return []

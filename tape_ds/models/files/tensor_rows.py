@@ -130,4 +130,6 @@ class LoadedRows:
 
     def rows(self, name: str, first: int = 0, last: int | None = None) -> Tensor:
         tensor = self._tensors[name]
-        return tensor[first:last] if tensor.dim() else tensor
+        if tensor.dim():
+            return tensor[first:last]
+        return tensor

@@ -28,9 +28,12 @@ from tape_ds.models.files.library_errors import READ_AGAIN, TENSORS_ALONE
 if TYPE_CHECKING:
     from torch import Tensor
 
-WHOLE, PICKLED = "model.safetensors", "pytorch_model.bin"
+WHOLE = "model.safetensors"
+PICKLED = "pytorch_model.bin"
 _PICKLE = b"\x80"  # how a pickle of any protocol since 2 begins: torch's older format
-ADAPTER, PICKLED_ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_model.bin", "adapter_config.json"
+ADAPTER = "adapter_model.safetensors"
+PICKLED_ADAPTER = "adapter_model.bin"
+ADAPTER_CONFIG = "adapter_config.json"
 """peft's names."""
 GENERATION = "generation_config.json"
 _NOT_TORCH = "is no file that torch saved, or cannot be opened"
@@ -59,7 +62,9 @@ def read(file: Path, field: str = "model") -> dict[str, "Tensor"]:
 def check_file(file: Path, field: str = "model") -> list[Problem]:
     """Check a safetensors file's header and size; no tensor is read."""
     try:
-        return [] if _headers_of(file) else [Problem(field, str(file), "holds no tensor", READ_AGAIN)]
+        if _headers_of(file):
+            return []
+        return [Problem(field, str(file), "holds no tensor", READ_AGAIN)]
     except (SafetensorError, OSError) as error:
         return [
             Problem(field, str(file), f"could not be read as safetensors ({library_errors.words(error)})", READ_AGAIN)
@@ -76,7 +81,8 @@ def check_folder(folder: str | Path, field: str = "model") -> list[Problem]:
         return unfit
     if found := [*check_alone(folder, field), *_check_generation(folder, field)]:
         return found
-    safe, pickled = sorted(folder.glob("*.safetensors")), sorted(folder.glob("pytorch_model*.bin"))
+    safe = sorted(folder.glob("*.safetensors"))
+    pickled = sorted(folder.glob("pytorch_model*.bin"))
     whole, there = (WHOLE, safe) if safe else (PICKLED, pickled)
 
     index = folder / f"{whole}.index.json"
@@ -152,7 +158,8 @@ def files(folder: str | Path) -> list[Path]:
 
 def fingerprint(file: Path) -> str:
     """Return a file's size and a digest of its first and last MiB."""
-    size, digest = file.stat().st_size, hashlib.sha256()
+    size = file.stat().st_size
+    digest = hashlib.sha256()
     with file.open("rb") as opened:
         digest.update(opened.read(2**20))
         opened.seek(max(0, size - 2**20), os.SEEK_SET)
@@ -169,7 +176,8 @@ def check_adapter(folder: str | Path, field: str = "model") -> list[Problem]:
     """Check peft's two files in a folder: weights as :func:`check_file` does, and a configuration that must not name a
     module to import, as one with Megatron's layers does."""
     folder = Path(folder)
-    file, pickled = folder / ADAPTER, folder / PICKLED_ADAPTER
+    file = folder / ADAPTER
+    pickled = folder / PICKLED_ADAPTER
     if file.is_file():
         problems = check_file(file, field)
     elif pickled.is_file():
@@ -270,4 +278,6 @@ def stored_dtype(folder: str | Path) -> str | None:
     for tensor in headers(folder).values():
         numbers[tensor.dtype] = numbers.get(tensor.dtype, 0) + tensor.numbers
     most = max(numbers, key=lambda dtype: numbers[dtype], default=None)
-    return most if most in _DTYPES else None
+    if most in _DTYPES:
+        return most
+    return None

@@ -68,7 +68,8 @@ def llama_config(content: Mapping[str, Any], source: str) -> LlamaConfig:
 def convert(source: Path, folder: Path) -> None:
     """Write the Llama of a published folder: weights of the same dtype, configuration, tokenizer."""
     config = llama_config(json.loads((source / "config.json").read_text(encoding="utf-8")), str(source))
-    sentencepiece, settings = source / "tokenizer.model", source / "tokenizer_config.json"
+    sentencepiece = source / "tokenizer.model"
+    settings = source / "tokenizer_config.json"
     if not sentencepiece.is_file():
         raise UserError(Problem("model", str(source), "it has no tokenizer.model", "give the whole published folder"))
     # without the class, which is code of the folder

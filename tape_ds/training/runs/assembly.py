@@ -89,7 +89,8 @@ def _start(run: Run) -> Run:
     comparison.check(recipe.as_dict(), decides, recipe.trainer_value("ddp_timeout"))  # before a process group is made
     arguments = recipe.training_arguments()
     join_process_group(arguments)
-    rank_sync, output = RankSync(), Path(arguments.output_dir)
+    rank_sync = RankSync()
+    output = Path(arguments.output_dir)
     lock(output, rank_sync)
     raise_if_any(from_all_ranks(run_lock.not_shared(output, rank_sync), rank_sync))
 
@@ -108,7 +109,10 @@ def _start(run: Run) -> Run:
 def _require_own_folder(run: Run) -> None:
     """Check that a run without a checkpoint in its folder replaces nothing there: a new run in another's folder would
     also mix the two, and a later resume would take either."""
-    recipe, output, rank_sync, resumed = run.recipe, run.output, run.rank_sync, run.resumed
+    recipe = run.recipe
+    output = run.output
+    rank_sync = run.rank_sync
+    resumed = run.resumed
     if resumed is not None and resumed.folder.resolve().parent == output.resolve():
         return  # whether it is this run's is the manifest's question
     is_auto = recipe.trainer_value("resume_from_checkpoint") == load.AUTO
@@ -153,7 +157,9 @@ def from_all_ranks(own: list[Problem], rank_sync: RankSync) -> list[Problem]:
 
 def _require_same_run(run: Run, resumed: load.Resumed) -> None:
     """Check that the chosen checkpoint is of this very run, and print the differences that are allowed."""
-    recipe, rank_sync, saved = run.recipe, run.rank_sync, resumed.manifest.identity
+    recipe = run.recipe
+    rank_sync = run.rank_sync
+    saved = resumed.manifest.identity
     found = identity.differences(saved, run.identity)
     if any(difference.name.startswith("data") for difference in found):
         # checkpoints of older versions know large files by their time of change
@@ -174,7 +180,9 @@ def _require_same_run(run: Run, resumed: load.Resumed) -> None:
 def require_room(run: Run) -> Run:
     """Check that the run fits the GPUs of this machine, or is small enough for a CPU; return it with the prediction of
     its memory."""
-    recipe, config, rank_sync = run.recipe, run.config, run.rank_sync
+    recipe = run.recipe
+    config = run.config
+    rank_sync = run.rank_sync
     plan = Plan(job_of(recipe, config, rank_sync.world, hardware.gpu_at_hand()))
     problems = search.refusal(plan) if recipe.trains and not recipe.memory.force else []
     raise_if_any(from_all_ranks([*problems, *device.check(recipe, config)], rank_sync))
