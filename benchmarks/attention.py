@@ -36,7 +36,8 @@ from tape_ds import attention
 from tape_ds.attention.attend import attend as attend_in_model
 from tape_ds.attention.document_layout import DocumentLayout, layout_of_packed_sequences
 
-Call = Callable[..., tuple[Tensor, ...]]  # of queries, keys and pieces of the value; gives the output's pieces
+# of queries, keys and pieces of the value; gives the output's pieces
+Call = Callable[..., tuple[Tensor, ...]]
 SDPA = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -107,7 +108,8 @@ def sdpa(name: str) -> Call:
     def call(q: Tensor, k: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
         _refuse_large_matrices(q, k, name == "math")
         group = q.shape[1] // k.shape[1]
-        if group > 1 and name == "efficient":  # refuses grouped queries: a user would repeat keys and values
+        # refuses grouped queries: a user would repeat keys and values
+        if group > 1 and name == "efficient":
             k = k.repeat_interleave(group, 1)
             values = tuple(value.repeat_interleave(group, 1) for value in values)
             group = 1
@@ -172,7 +174,8 @@ def case(shape: Shape, setting: Setting, compared: Sequence[Implementation] | No
     """Return the implementations, by default all :func:`implementations`, with their truth."""
     compared = implementations(shape, setting.device) if compared is None else compared
     inputs = draw(shape, setting)
-    shared: dict[tuple[str, bool], tuple[Tensor, ...]] = {}  # leaves, of all implementations with the same pieces
+    # leaves, of all implementations with the same pieces
+    shared: dict[tuple[str, bool], tuple[Tensor, ...]] = {}
 
     def build(implementation: Implementation) -> Runner:
         call = implementation.make()

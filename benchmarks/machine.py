@@ -43,7 +43,8 @@ def main() -> int:
 
     def first_kernel() -> None:
         """Include Triton's compiler, and the C compiler for its launcher."""
-        start = torch.tensor([1.0, 0.0], device=device).repeat_interleave(32).expand(1, 1, 16, 64)  # cosines, sines
+        # cosines, sines
+        start = torch.tensor([1.0, 0.0], device=device).repeat_interleave(32).expand(1, 1, 16, 64)
         x = torch.randn(1, 16, 1, 64, device=device).to(dtype).transpose(1, 2)
         assert torch.equal(rotate(x, start.contiguous()), x), "a rotation by nothing changed its tensor"
 

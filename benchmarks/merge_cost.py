@@ -230,7 +230,9 @@ def page(stored: results.Result) -> str:
             seconds = statistics.median(each["seconds"] for each in runs)
             peak = max(each["bytes"] for each in runs)
             row = [name, version, f"{seconds:.1f}", f"{peak / 2**30:.2f}"]
-            deep = figures["four_times_the_layers"].get(name) if version == OURS else None
+            deep = None
+            if version == OURS:
+                deep = figures["four_times_the_layers"].get(name)
             row += ["", ""] if deep is None else [f"{deep['seconds']:.1f}", f"{deep['bytes'] / 2**30:.2f}"]
             rows.append(row)
     columns = ["command", "by", "CPU seconds", "peak GiB", "4 x layers: CPU seconds", "peak GiB"]

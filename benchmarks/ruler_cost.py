@@ -78,7 +78,8 @@ def measure(model: Any, tokenizer: Any, questions: Sequence[RulerQuestion], prom
     seconds: dict[str, list[float]] = {LM_EVAL: [], ALONE: []}
     texts: dict[str, list[str]] = {LM_EVAL: [], ALONE: []}
     with models.used_at(model, questions[0].length), torch.no_grad():
-        replies.reply(causal_lm, questions[0].ids[:64], new_tokens=2)  # what a first call alone takes
+        # what a first call alone takes
+        replies.reply(causal_lm, questions[0].ids[:64], new_tokens=2)
         for question, prompt in zip(questions, prompts, strict=True):
             taken, text = timed(ask_lm_eval, prompt)
             seconds[LM_EVAL].append(taken)

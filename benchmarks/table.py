@@ -23,7 +23,8 @@ from tape_ds.markdown_table import markdown_table
 
 PARTS = ("forward", "backward", "total")
 OURS = "ours"  # the baseline where nothing is RoPE
-SPEEDS = ("recipe", "encodings")  # groups with a column of tokens a second
+# groups with a column of tokens a second
+SPEEDS = ("recipe", "encodings")
 SHOWN_PACKAGES = ("python", "torch", "triton", "transformers", "flash-attn", "liger-kernel")
 
 

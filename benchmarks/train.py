@@ -25,7 +25,8 @@ from tools.experiment.runs import Starting
 
 STEPS = 3
 SAVED = 2
-VOCABULARY = 400  # tokens of the text; a model may have embeddings for more
+# tokens of the text; a model may have embeddings for more
+VOCABULARY = 400
 FIELDS = {
     "recipe": "llama2_7b_8k",
     "train_data": "stdlib:typing.py",
@@ -53,7 +54,8 @@ def main() -> int:
     options = parser.parse_args()
     model = options.work / ("toy" if options.toys else "model")
     run = options.work / "run"
-    if not model.exists():  # a Llama with random weights, and a small tokenizer; complete or not at all
+    # a Llama with random weights, and a small tokenizer; complete or not at all
+    if not model.exists():
         sizes = TINY | {"vocab_size": VOCABULARY} if options.toys else LLAMA_2_7B | {"num_hidden_layers": 2}
         aside = model.with_name(f"{model.name}.part")
         shutil.rmtree(aside, ignore_errors=True)

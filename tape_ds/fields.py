@@ -43,7 +43,9 @@ COMPARED = Fact.COMPARED
 
 
 def _counted(value: Any) -> Any:
-    found = numbers.tokens(value) if isinstance(value, str) and value[-1:] in ("k", "K") else None
+    found = None
+    if isinstance(value, str) and value[-1:] in ("k", "K"):
+        found = numbers.tokens(value)
     if found is None:
         return value
     return found
@@ -158,11 +160,15 @@ class Section(BaseModel):
                     # an item of a list has its bounds in the error
                     bounds = {side: bound for side, bound in marks if bound is not None} or each["ctx"]
                     remedy = _RANGES[tuple(sorted(bounds))].format(**bounds)
-                    optional = ", or null" if takes(field.annotation, type(None)) else ""
+                    optional = ""
+                    if takes(field.annotation, type(None)):
+                        optional = ", or null"
                     problem = Problem(name, value, "out of range", remedy + optional)
                 else:
                     annotation = section.model_fields[own].annotation
-                    quotes = " (in quotes if it looks like a number)" if takes(annotation, str) else ""
+                    quotes = ""
+                    if takes(annotation, str):
+                        quotes = " (in quotes if it looks like a number)"
                     problem = Problem(name, value, "wrong type", f"give {spelled(annotation)}{quotes}")
                 found.setdefault(name, problem)
             return list(found.values())

@@ -36,7 +36,8 @@ def load_class(full_name: str) -> Any:
 
 def register() -> None:
     """Let ``AutoConfig``, ``AutoModel`` and ``AutoModelForCausalLM`` load our folders; may be called again."""
-    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM  # seconds: not at the import of tape_ds
+    # seconds: not at the import of tape_ds
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
     for model_type, names in TYPES.items():
         config = load_class(names.config)

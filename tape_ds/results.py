@@ -125,7 +125,8 @@ def hardware() -> dict[str, Any]:
     import torch  # not at the top: reading a result needs no torch
 
     cpu = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:  # Linux
+    # Linux
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
         cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
     gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     return {
@@ -187,7 +188,8 @@ def load(path: str | Path) -> Result:
     if (schema := content.get("schema")) != SCHEMA:
         wrong = f"this version reads schema {SCHEMA}"
         raise UserError(Problem("schema", schema, wrong, "use the version that wrote it"))
-    content.setdefault("model", None)  # results stored before there were evaluations
+    # results stored before there were evaluations
+    content.setdefault("model", None)
 
     hints = get_type_hints(Result)
     problems = []

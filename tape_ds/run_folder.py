@@ -72,7 +72,8 @@ def mark(output: Path, marker: str, step: int, **facts: Any) -> None:
 def begin(output: Path, step: int, identity: Mapping[str, Any]) -> None:
     """Write the marker :data:`BEGUN` of a run that starts at ``step``; :func:`trained_files` stays as it is."""
     listed = trained_files(output)
-    if listed is None and not (output / TRAINED).exists():  # else it is an older version's, which kept no list
+    # else it is an older version's, which kept no list
+    if listed is None and not (output / TRAINED).exists():
         listed = []
     mark(output, BEGUN, step, identity=dict(identity), trained=listed)
 

@@ -46,7 +46,8 @@ def write_file(path: Path, write: Callable[[Path], Any]) -> None:
         temporary.touch()
         mode = stat.S_IMODE((path if path.is_file() else temporary).stat().st_mode)
         write(temporary)
-        temporary.chmod(mode)  # safetensors makes files that only their owner can read
+        # safetensors makes files that only their owner can read
+        temporary.chmod(mode)
         sync(temporary)
         os.replace(temporary, path)
     except Exception as error:
@@ -81,7 +82,8 @@ def sync(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EBADF):  # some file systems cannot sync folders
+        # some file systems cannot sync folders
+        if error.errno not in (errno.EINVAL, errno.EBADF):
             raise
     finally:
         os.close(descriptor)
@@ -154,7 +156,8 @@ def refusal(error: BaseException) -> OSError | None:
             path = Path(os.fsdecode(cause.filename))
             if os.access(path, os.R_OK) or (os.access(path.parent, os.X_OK) and not os.access(path.parent, os.W_OK)):
                 return cause
-    for cause in found:  # after the system's own errors: torch raises its own words over them
+    # after the system's own errors: torch raises its own words over them
+    for cause in found:
         is_system = isinstance(cause, OSError) and cause.errno is not None
         words = None if is_system else _ANY_MESSAGE.search(str(cause))
         if words is not None:

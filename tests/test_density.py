@@ -17,12 +17,12 @@ PRODUCT = ("tape_ds", "tools", "benchmarks", "launchers", "evaluation")
 
 AT_MOST = {
     "packed assignments": 1.8,
-    "ternaries": 21.4,
-    "comprehensions": 33.3,
-    "lines over 100 characters": 100.0,
+    "ternaries": 19.5,
+    "comprehensions": 32.9,
+    "lines over 100 characters": 95.1,
     "texts times a condition": 0.05,
 }
-AT_LEAST = {"lines of comment": 9.6}
+AT_LEAST = {"lines of comment": 16.9}
 
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 

@@ -72,7 +72,8 @@ def missing(backend: str, device_type: str) -> Problem | None:
         return None
     reason: str | None = "needs a CUDA device"
     if device_type == "cuda" or not BACKENDS[name].needs_cuda:
-        from tape_ds.attention import backends  # imports torch, where the answer needs it
+        # imports torch, where the answer needs it
+        from tape_ds.attention import backends
 
         reason = backends.missing(name, device_type)
     if reason is None:

@@ -101,7 +101,8 @@ def choose(backend: str, call: AttentionCall) -> str:
         if unfit:
             raise ValueError(f"attention backend {name!r} {unfit}; choose auto or sdpa")
         reason = "asked for"
-    if not torch.compiler.is_compiling():  # a log line would break the graph
+    # a log line would break the graph
+    if not torch.compiler.is_compiling():
         _log_once(f"{name} ({reason})")
     return name
 

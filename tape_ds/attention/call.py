@@ -63,7 +63,9 @@ class AttentionCall(NamedTuple):
         if not isinstance(self.offset, Tensor):
             last = self.offset + stop
             first = 0 if self.window is None else max(0, self.offset + start - self.window + 1)
-        window = None if self.window is None or self.window >= last - first else self.window
+        window = None
+        if self.window is not None and self.window < last - first:
+            window = self.window
         if (start, stop, first, last) == (0, self.q.shape[2], 0, self.k.shape[2]):
             return self._replace(window=window)
         queries = slice(start, stop)

@@ -54,7 +54,8 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 def attention_by_sdpa(call: AttentionCall) -> tuple[Tensor, ...]:
     """Return every call of :func:`tape_ds.attention.attend.attend`; the way depends on masks and lengths."""
-    if call.q.is_cuda and not call.changes_scores:  # they take one width: joined values would be cut again
+    # they take one width: joined values would be cut again
+    if call.q.is_cuda and not call.changes_scores:
         return tuple(_of_one_value(call._replace(values=(value,))) for value in call.values)
     return joined(_of_one_value, call)
 
@@ -65,7 +66,8 @@ def _of_one_value(call: AttentionCall) -> Tensor:
     if call.changes_scores:
         with fp32_kept(call.q):
             return biased_attention(call)
-    if isinstance(call.offset, Tensor):  # a static cache inside torch.compile: shapes must not depend on the offset
+    # a static cache inside torch.compile: shapes must not depend on the offset
+    if isinstance(call.offset, Tensor):
         return _masked(call)
     if call.layout is None:
         return _unmasked(call)
@@ -74,7 +76,8 @@ def _of_one_value(call: AttentionCall) -> Tensor:
     scores = call.q.shape[0] * call.q.shape[2] * call.k.shape[2]
     if scores <= MASK_ENTRIES * len(call.layout.packed.cu_keys):
         return _masked(call)
-    if call.window is not None and not call.layout.contiguous:  # a document alone would count its own tokens only
+    # a document alone would count its own tokens only
+    if call.window is not None and not call.layout.contiguous:
         return _masked(call)
     return _by_document(call, call.layout)
 
@@ -193,7 +196,8 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool,
     value_width = v.shape[-1]
     grouped = q.shape[1] != k.shape[1]
     if (on_cpu or q.is_cuda) and torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(q.device.type)  # as torch's would, but before anything asks for the dtype
+        # as torch's would, but before anything asks for the dtype
+        dtype = torch.get_autocast_dtype(q.device.type)
         q = q.to(dtype)
         k = k.to(dtype)
         v = v.to(dtype)
@@ -205,7 +209,8 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool,
         return cpu_attention(q, k, v, is_causal, scale)
     if not on_cpu and value_width > max(width, CUDA_PADDED_WIDTH):
         return by_key_width(lambda part: fused(q, k, part, mask, is_causal, scale), v, width)
-    if value_width != width:  # columns of zeros change neither the scores nor the sums
+    # columns of zeros change neither the scores nor the sums
+    if value_width != width:
         common = max(width, value_width)
         q, k, v = (x if x.shape[-1] == common else F.pad(x, (0, common - x.shape[-1])) for x in (q, k, v))
     if grouped and not on_cpu and (mask is not None or q.dtype not in _HALVES or not has_flash(q)):

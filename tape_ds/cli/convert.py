@@ -97,7 +97,8 @@ def convert_source(options: argparse.Namespace) -> tuple[Callable[[Path], Any], 
             changes = {name: getattr(options, name) for name in ("position_encoding", "position_options")}
         native = extendable.read(source)
         config = convert.tape_config(native, **changes)
-        extendable.check_weights(source, config)  # before memory is taken for what config.json says
+        # before memory is taken for what config.json says
+        extendable.check_weights(source, config)
     tokenizer = _tokenizer(options, source)
     if tokenizer is not None:
         raise_if_any(convert.check_rows(config, tokenizer))

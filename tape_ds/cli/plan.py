@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 def main(argv: list[str] | None = None) -> int:
     """Read, plan, print. Raises UserError: a mistake in the command line, or no layout for this many sequences."""
     own, fields = parse(sys.argv[1:] if argv is None else argv)
-    with contextlib.redirect_stdout(sys.stderr):  # DeepSpeed prints when it is imported
+    # DeepSpeed prints when it is imported
+    with contextlib.redirect_stdout(sys.stderr):
         recipe, job = ask(own, fields)
 
         from tape_ds.planning import search
@@ -117,7 +118,10 @@ def ranking(plans: Sequence[Plan]) -> str:
 
     lines = [f"{'GiB':>7} {'s a step':>10} {'MFU':>6}"]
     for plan in plans:
-        time = f"{plan.step.all:>10.3f} {plan.step.mfu:>6.1%}" if plan.fits else f"{'does not fit':>17}"
+        if plan.fits:
+            time = f"{plan.step.all:>10.3f} {plan.step.mfu:>6.1%}"
+        else:
+            time = f"{'does not fit':>17}"
         lines.append(f"{plan.memory.peak.total / GIB:>7.1f} {time}  {plan.job.layout.command_line()}")
     return "\n".join(lines)
 
@@ -146,7 +150,10 @@ def page(plan: Plan, price: float | None) -> str:
     hours = step.all * job.steps / 3600
     run = f"{job.steps:,} steps, {hours:,.1f} h, {hours * layout.world:,.0f} GPU-hours"
     in_all = f"{found.peak.total / GIB:.1f} of {gpu.memory / GIB:.1f} GiB, without scoring"
-    cost = "" if price is None else f", {hours * layout.world * price:,.0f} at {price:g} for a GPU and hour"
+    if price is None:
+        cost = ""
+    else:
+        cost = f", {hours * layout.world * price:,.0f} at {price:g} for a GPU and hour"
     blocks: dict[str, Mapping[str, str]] = {
         f"{layout.world} x {gpu.name}: {layout.command_line()}": {
             "parameters": f"{job.parameters / 1e9:,.3f} B, {job.trained_parameters / 1e6:,.3f} M trained",
@@ -186,5 +193,6 @@ def page(plan: Plan, price: float | None) -> str:
             "evaluate, serve: while they load": f"{afterwards.loading(job) / GIB:8.2f}",
         },
     }
-    shown = {head: rows for head, rows in blocks.items() if rows}  # one GPU sends nothing
+    # one GPU sends nothing
+    shown = {head: rows for head, rows in blocks.items() if rows}
     return "\n\n".join("\n".join([head, *(f"  {k:<36}{v}" for k, v in rows.items())]) for head, rows in shown.items())

@@ -50,7 +50,8 @@ GROUPS = {
 OF_A_CHECKOUT = ("experiment",)
 """Commands that an installed package does not have."""
 MODULES = {name: module for group in GROUPS.values() for name, (module, _) in group.items()}
-LOOKS = {"-h", "--help", "--list", "--print_config"}  # options of a training command that start no ranks
+# options of a training command that start no ranks
+LOOKS = {"-h", "--help", "--list", "--print_config"}
 
 
 @command
@@ -83,7 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # -m would import a tape_ds of the current folder before this one
         os.execve(line[0], line, {**os.environ, "PYTHONSAFEPATH": "1"})
 
-    sys.argv = ["tape-ds", name, *arguments]  # results, locks and messages show the command like this
+    # results, locks and messages show the command like this
+    sys.argv = ["tape-ds", name, *arguments]
     module = importlib.import_module(f"tape_ds.cli.{MODULES[name]}")
     code: int = module.main(TRAINING[name], arguments) if name in TRAINING else module.main(arguments)
     return code

@@ -66,7 +66,8 @@ def describe(recipe: Recipe) -> str:
 
     problems = library_checks.check(recipe)
     with collecting(problems):
-        config = model_config.known_config(recipe)  # refuses what its model cannot do, also where nothing is trained
+        # refuses what its model cannot do, also where nothing is trained
+        config = model_config.known_config(recipe)
         model_config.check_weights(recipe, config)
     raise_if_any(problems)
     recipe = recipe_job.settle_here(recipe, config)
@@ -99,7 +100,9 @@ def describe(recipe: Recipe) -> str:
             **context_preview.lines(recipe),
         }
     precision = next((name for name in ("bf16", "fp16") if recipe.trainer_value(name)), "fp32")
-    engine = f"ZeRO-{deepspeed_config.stage(recipe.deepspeed)}" if recipe.deepspeed else "no DeepSpeed"
+    engine = "no DeepSpeed"
+    if recipe.deepspeed:
+        engine = f"ZeRO-{deepspeed_config.stage(recipe.deepspeed)}"
     lines |= {"device": device.describe(recipe), "engine": f"{engine}, {precision}"}
     if recipe.layout_choice:
         lines["layout"] = recipe.layout_choice

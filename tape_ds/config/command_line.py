@@ -42,7 +42,9 @@ def read(argv: list[str], problems: list[Problem]) -> dict[str, list[str]]:
             current.append(token)
         else:
             known = files.find(token, files.RECIPES)
-            remedy = f"did you mean --recipe {token}?" if known else "write --field value"
+            remedy = "write --field value"
+            if known:
+                remedy = f"did you mean --recipe {token}?"
             problems.append(Problem(WHERE, token, "belongs to no --field", remedy))
     return found
 

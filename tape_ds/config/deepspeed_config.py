@@ -212,7 +212,8 @@ def check_sharding(config: Mapping[str, Any], world: int, use_cpu: bool) -> Iter
         name = f"zero_optimization.zero_{key}"
         value = lookup(config, name)
         if value is not True and value in (None, "auto", False, 1):
-            continue  # it is off; True is none of these, though it equals 1
+            # it is off; True is none of these, though it equals 1
+            continue
         wrong = ""
         remedy = "remove it"
         if level != 3:

@@ -159,10 +159,12 @@ def with_present_names(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[
 def _check_block(name: str, block: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield what DeepSpeed's own model of a block refuses, and older names that it reads and forgets."""
     model = _model(name)
-    logging.disable(logging.WARNING)  # DeepSpeed's about older names: `with_present_names` has a line for each
+    # DeepSpeed's about older names: `with_present_names` has a line for each
+    logging.disable(logging.WARNING)
     try:
         for key, value in block.items():
-            if not isinstance(value, Mapping | None) and _block_of(model, key) is not None:  # would be a TypeError
+            # would be a TypeError
+            if not isinstance(value, Mapping | None) and _block_of(model, key) is not None:
                 yield Problem(f"deepspeed.{name}.{key}", value, "not a block", 'write { "key": value, ... }')
                 return
         model(**block)
@@ -190,7 +192,8 @@ def _check_block(name: str, block: Mapping[str, Any]) -> Iterator[Problem]:
 def _model(name: str) -> type[BaseModel]:
     """Return DeepSpeed's model of a block; importing it takes seconds."""
     module, kind = _MODELS[name]
-    logging.disable(logging.WARNING)  # DeepSpeed prints which accelerator it found
+    # DeepSpeed prints which accelerator it found
+    logging.disable(logging.WARNING)
     try:
         model: type[BaseModel] = getattr(importlib.import_module(f"deepspeed.{module}"), kind)
     finally:

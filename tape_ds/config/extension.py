@@ -44,7 +44,8 @@ class ExtensionRecipe(Recipe):
 
     def __post_init__(self) -> None:
         if not self.trains:
-            object.__setattr__(self, "deepspeed", None)  # each process scores by itself
+            # each process scores by itself
+            object.__setattr__(self, "deepspeed", None)
 
     @classmethod
     def superseded(cls, collected: Mapping[str, Given]) -> tuple[str, ...]:
@@ -119,7 +120,8 @@ class ExtensionRecipe(Recipe):
         Targets of adapters are spelled out as a Llama's, unless the model is known to be of another family.
         """
         found = {name: value for name, value in super().as_dict().items() if name not in self.method.unused_fields}
-        if not self.data.upsample:  # nor in a checkpoint's identity, so that older runs resume
+        # nor in a checkpoint's identity, so that older runs resume
+        if not self.data.upsample:
             del found["upsample"]
         if "lora_targets" in found:
             is_given = "lora_targets" in self.given
@@ -385,7 +387,8 @@ def of_method(recipe: ExtensionRecipe, problem: Problem) -> Problem:
     method = recipe.method
     if problem.field != "rope_parameters.rope_type" or "rope_type" not in method.chosen.rope_parameters:
         return problem
-    remedy = problem.remedy.replace("rope_parameters.rope_type: ", "method: ")  # methods have the names of their types
+    # methods have the names of their types
+    remedy = problem.remedy.replace("rope_parameters.rope_type: ", "method: ")
     return replace(problem, field="method", value=method.method, remedy=remedy)
 
 
@@ -418,7 +421,8 @@ def check_against_model(recipe: ExtensionRecipe, model_config: Any) -> list[Prob
 
     has = config.get("position_encoding") or "rope"
     gets = recipe.model.position_encoding
-    learned = learns(has, config.get("position_options") or {})  # whose tensors would have no place
+    # whose tensors would have no place
+    learned = learns(has, config.get("position_options") or {})
     if has not in ("rope", gets) and (learned or "position_encoding" not in recipe.given):
         wrong = f"{model} has position_encoding = {has!r}, which would be lost"
         remedy = f"give position_encoding: {has}"

@@ -133,7 +133,8 @@ def read_recipe(name: str | RecipeLine, launcher: str, problems: list[Problem]) 
             break
         is_shipped = place.path.is_relative_to(RECIPES.resolve())
         file = _shipped_file(place.path) if is_shipped else read_file(place.path, field)
-        if all(place.path != each.path for each in above):  # else reported already
+        # else reported already
+        if all(place.path != each.path for each in above):
             problems += file.problems
         own = dict(file.variants[place.variant]) if place.variant else dict(file.own)
         if place.variant:
@@ -248,7 +249,9 @@ def read_file(path: Path, field: str) -> RecipeFile:
         loader = _Loader(path.read_text(encoding="utf-8"))
         node = loader.get_single_node()
         if not isinstance(node, yaml.MappingNode):
-            content = None if node is None else loader.construct_object(node, deep=True)
+            content = None
+            if node is not None:
+                content = loader.construct_object(node, deep=True)
             kind = "empty" if content is None else f"a {type(content).__name__}"
             problems.append(Problem(field, str(path), f"not a mapping but {kind}", "write one 'field: value' a line"))
             return RecipeFile({}, {}, problems)

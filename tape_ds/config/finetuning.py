@@ -60,7 +60,10 @@ class ScrollsData(Section):
     @property
     def named(self) -> str:
         made = self.dataset == examples.MADE.name
-        origin = "Python's own sources" if made else f"the hub's {examples.HUB_REPOSITORY}"
+        if made:
+            origin = "Python's own sources"
+        else:
+            origin = f"the hub's {examples.HUB_REPOSITORY}"
         return f"{self.dataset} of {self.data_dir or origin}"
 
 
@@ -121,7 +124,9 @@ class ScrollsRecipe(FinetuningRecipe):
 
     def outline(self) -> dict[str, str]:
         data = self.data
-        begun = ", in the published code's format" if data.reference_format else ""
+        begun = ""
+        if data.reference_format:
+            begun = ", in the published code's format"
         asked = f"answers to {data.eval_examples:,} questions of {HELD_OUT}"
         return {
             "model": f"{self.model.model}, with its own encoding; every parameter is trained",

@@ -35,7 +35,8 @@ def load(argv: list[str], world_size: int | None = None, *, kind: type[R], elsew
     """
     problems: list[Problem] = []
     flags = command_line.read(argv, problems)
-    heads = {name: name.partition(".") for name in flags if name != "local_rank"}  # DeepSpeed's launcher gives it
+    # DeepSpeed's launcher gives it
+    heads = {name: name.partition(".") for name in flags if name != "local_rank"}
     flags = {trainer.ALIASES.get(head, head) + dot + rest: flags[name] for name, (head, dot, rest) in heads.items()}
     print_config, dry_run = (command_line.switch(name, flags, problems) for name in ("print_config", "dry_run"))
     texts = flags.pop("recipe", [kind.DEFAULT])
@@ -111,8 +112,12 @@ def _checked(kind: type[Recipe], collected: files.Collected) -> tuple[dict[str, 
         own = {name: values[name] for name in section.flat_fields() if name in values and name not in found}
         for each in section.check(own):
             place = collected[each.field].where if each.field in collected else ""
-            where = f" ({place})" if place and each.wrong == "wrong type" else ""
-            form = " as JSON" if isinstance(each.value, str) and each.value[:1] in ("[", "{") else ""
+            where = ""
+            if place and each.wrong == "wrong type":
+                where = f" ({place})"
+            form = ""
+            if isinstance(each.value, str) and each.value[:1] in ("[", "{"):
+                form = " as JSON"
             better = dataclasses.replace(each, wrong=each.wrong + where, remedy=each.remedy + form)
             found.setdefault(each.field, better)
     return {name: value for name, value in values.items() if name not in found}, found

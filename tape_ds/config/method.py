@@ -104,7 +104,8 @@ class MethodSection(Section):
         fields = unread(self.chosen)
         if not self.train_router:
             fields.add("train_router")
-        if not self.distill:  # nor in a checkpoint's identity, so that runs before there was distillation resume
+        # nor in a checkpoint's identity, so that runs before there was distillation resume
+        if not self.distill:
             fields |= {"distill", "distill_weight"}
         return fields
 
@@ -131,7 +132,8 @@ class MethodSection(Section):
             holds = MethodSection.model_fields[field].default
             if field in GROUPS:
                 holds = self.chosen.trains == "everything"
-            if value == holds and isinstance(holds, bool | None):  # "off" may stand where nothing reads it
+            # "off" may stand where nothing reads it
+            if value == holds and isinstance(holds, bool | None):
                 continue
             if field == "distill_weight":
                 yield Problem(field, value, "distill is off", "distill: true, or remove it")
@@ -140,7 +142,8 @@ class MethodSection(Section):
             remedy = f"remove it (where a base has it: {field}: null), or method: {others}"
             yield Problem(field, value, f"method = {self.method!r} does not read it", remedy)
         resumed = recipe.trainer_value("resume_from_checkpoint")
-        if resumed and resumed != "auto" and not recipe.trains:  # auto: if there is a checkpoint
+        # auto: if there is a checkpoint
+        if resumed and resumed != "auto" and not recipe.trains:
             wrong = f"method = {self.method!r} takes no steps: there is nothing to resume"
             yield Problem("resume_from_checkpoint", resumed, wrong, "remove it")
 
@@ -160,11 +163,15 @@ class MethodSection(Section):
             ours = ", ".join(name for name, method in METHODS.items() if method.learns_positions)
             yield Problem("train_position", True, f"method = {name!r} trains no position updates", f"method: {ours}")
         elif self.train_position and not can:
-            updated = "position_options: {}" if learns(encoding, {}) else "position_encoding: tape"
+            updated = "position_encoding: tape"
+            if learns(encoding, {}):
+                updated = "position_options: {}"
             yield Problem("train_position", True, has_none, f"{updated}, or train_position: false")
         elif method.learns_positions and "train_position" not in recipe.given and not can:
             others = ", ".join(each for each in trained() if not METHODS[each].learns_positions)
-            updated = "position_options: {}" if learns(encoding, {}) else "position_encoding: tape"
+            updated = "position_encoding: tape"
+            if learns(encoding, {}):
+                updated = "position_options: {}"
             yield Problem("method", name, has_none, f"{updated}, or another method: {others}")
         if method.trains == "groups" and not any(getattr(self, switch) for switch in GROUPS):
             yield Problem("method", name, "nothing is left to train", " or ".join(f"{group}: true" for group in GROUPS))

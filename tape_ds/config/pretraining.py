@@ -80,7 +80,8 @@ class PretrainingRecipe(new_model.NewModelRecipe):
         self, tokenizer: "PreTrainedTokenizerBase | new_model.Words" = NO_TOKENIZER, vocab_size: int | None = None
     ) -> dict[str, Any]:
         """See :func:`.new_model.configuration`. No padding token is set: sequences are not padded."""
-        if vocab_size is None:  # of a tokenizer that is still to be trained or loaded
+        # of a tokenizer that is still to be trained or loaded
+        if vocab_size is None:
             vocab_size = self.model.vocab_size or 2**31 if tokenizer is NO_TOKENIZER else len(tokenizer)
         return new_model.configuration(self.model, self.data.window, tokenizer, vocab_size, self.model.position_options)
 
@@ -90,7 +91,9 @@ class PretrainingRecipe(new_model.NewModelRecipe):
         lengths = self.evaluation.eval_lengths
         scored = f", at lengths {', '.join(f'{length:,}' for length in lengths)}"
         trained = f"sentencepiece, {model.vocab_size or 0:,} entries, trained on train_data"
-        made = f"streamed by {data.stream_workers} workers" if data.streaming else "packed documents"
+        made = "packed documents"
+        if data.streaming:
+            made = f"streamed by {data.stream_workers} workers"
         return {
             **model.outline(),
             "tokenizer": data.tokenizer or trained,
@@ -125,7 +128,8 @@ class PretrainingRecipe(new_model.NewModelRecipe):
     def _generated(self) -> Iterator[Problem]:
         data = self.data
         specs = weights.specs_of(data.train_data)
-        steps = 1 if data.streaming else self.trainer_value("max_steps")  # of a stream, the next rule asks for them
+        # of a stream, the next rule asks for them
+        steps = 1 if data.streaming else self.trainer_value("max_steps")
         yield from generated.check_drawn(data.train_data, data.window, steps)
         if data.tokenizer is None and specs and not generated.written_text(specs):
             remedy = "give a folder, a hub id or smollm2; or data that hold text"

@@ -196,7 +196,8 @@ class Recipe(ABC):
             kwargs["use_cpu"] = True
         engine = self.deepspeed
         size = self.scale.tensor_parallel_size
-        if engine is not None and size > 1:  # the engine learns the groups that share a model here
+        # the engine learns the groups that share a model here
+        if engine is not None and size > 1:
             engine = engine | {"tensor_parallel": {"autotp_size": size}}
         try:
             return TrainingArguments(**kwargs, deepspeed=engine)
@@ -221,7 +222,8 @@ class Recipe(ABC):
 
     def to_yaml(self) -> str:
         """Return :meth:`as_dict` as the text of a recipe, with transformers' defaults of everything that has one."""
-        skipped = {"deepspeed", "gradient_accumulation_steps", "num_train_epochs"}  # others decide these
+        # others decide these
+        skipped = {"deepspeed", "gradient_accumulation_steps", "num_train_epochs"}
         values = {name: self.trainer_value(name) for name in trainer.FIELDS if name not in skipped}
         trainers = {name: value for name, value in values.items() if value is not None} | self.trainer.kwargs
         flat = self.as_dict()
@@ -237,13 +239,15 @@ class Recipe(ABC):
 
     @rule("model")
     def _base_is_there(self) -> Iterator[Problem]:
-        base = getattr(self.model, "model", None)  # a new model has none
+        # a new model has none
+        base = getattr(self.model, "model", None)
         if base is not None:
             yield from known_config.check_model(base, online=self.dry_run)
 
     @rule(*("global_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps", SEQUENCE, TENSOR))
     def _batch(self) -> Iterator[Problem]:
-        if not self.trains or list(check_groups(self.scale, self.world_size)):  # then Scale's rule has the problem
+        # then Scale's rule has the problem
+        if not self.trains or list(check_groups(self.scale, self.world_size)):
             return
         layout = self.layout()
         written = self.trainer_value("gradient_accumulation_steps")
@@ -257,7 +261,9 @@ class Recipe(ABC):
             wrong = f"not divisible by {per_device} x {layout.data} ({layout.readers}) = {shared}"
             fitting = [size for size in range(min(each, 1024), 0, -1) if batch % (size * layout.data) == 0]
             nearest = max(batch // shared, 1) * shared
-            other = f"per_device_train_batch_size: {fitting[0]}, or " if fitting else ""
+            other = ""
+            if fitting:
+                other = f"per_device_train_batch_size: {fitting[0]}, or "
             yield Problem("global_batch_size", batch, wrong, f"{other}global_batch_size: {nearest}, or other processes")
         elif "gradient_accumulation_steps" in self.given and written != batch // shared:
             wrong = f"{batch} / ({each} x {layout.data} {layout.readers}) makes {batch // shared}"
@@ -292,8 +298,12 @@ class Recipe(ABC):
             return
         batch = self.global_batch_size
         each = value("per_device_train_batch_size")
-        size = self.scale.ways  # the engine counts a sequence once for every process that reads it
-        counted = "global_batch_size" if size == 1 else f"global_batch_size x {self.scale.field}"
+        # the engine counts a sequence once for every process that reads it
+        size = self.scale.ways
+        if size == 1:
+            counted = "global_batch_size"
+        else:
+            counted = f"global_batch_size x {self.scale.field}"
         expected = {
             "train_micro_batch_size_per_gpu": ("per_device_train_batch_size", each),
             "train_batch_size": (counted, batch * size),

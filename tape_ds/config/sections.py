@@ -205,7 +205,9 @@ class Optimization(Section):
         return given
 
     def outline(self, learning_rate: float) -> str:
-        factor = f" ({self.position_learning_rate})" if isinstance(self.position_learning_rate, str) else ""
+        factor = ""
+        if isinstance(self.position_learning_rate, str):
+            factor = f" ({self.position_learning_rate})"
         rate = f"learning rate {self.position_rate(learning_rate):g}{factor}"
         return f"{rate}, weight decay {self.position_weight_decay:g}"
 
@@ -219,7 +221,9 @@ class Optimization(Section):
         optim = recipe.trainer_value("optim")
         number = _factor(rate) if isinstance(rate, str) else rate
         if rate is not None and (number is None or number <= 0):
-            wrong = "neither a learning rate nor a factor" if number is None else "out of range"
+            wrong = "out of range"
+            if number is None:
+                wrong = "neither a learning rate nor a factor"
             yield Problem(_RATE, rate, wrong, "give a number above 0, a factor of learning_rate such as 10x, or null")
         for name, given in ((_RATE, rate), (_DECAY, self.position_weight_decay or None)):
             # these divide a model's parameters themselves
@@ -241,7 +245,9 @@ def _factor(text: str) -> float | None:
 
 def learns(encoding: str, options: Mapping[str, Any]) -> bool:
     """Return whether an encoding has parameters to train; False if its name or options are wrong."""
-    chosen = None if encodings.check_options(encoding, options) else encodings.options_of(encoding, options)
+    chosen = None
+    if not encodings.check_options(encoding, options):
+        chosen = encodings.options_of(encoding, options)
     return chosen is not None and (chosen.learns or chosen.abacus)
 
 

@@ -218,7 +218,9 @@ class Trainer(Library):
         if not recipe.trains:
             return
         steps = self.max_steps
-        epochs = self.num_train_epochs if "num_train_epochs" in self.model_fields_set else None
+        epochs = None
+        if "num_train_epochs" in self.model_fields_set:
+            epochs = self.num_train_epochs
         if steps > 0 and epochs is not None and epochs > 0:
             wrong = f"max_steps = {steps} decides, this would be ignored"
             remedy = "remove it, or max_steps: -1"
@@ -273,9 +275,9 @@ class Trainer(Library):
         yield from check_folder("output_dir", folder)
         if given not in (None, True, False, "auto") and not os.path.isdir(paths.of(str(given))):
             found = [place.name for place in checkpoint.numbered(folder)] if os.path.isdir(folder) else []
-            remedy = (
-                f"{folder} has {', '.join(found)}" if found else "give a folder checkpoint-N, or auto for the newest"
-            )
+            remedy = "give a folder checkpoint-N, or auto for the newest"
+            if found:
+                remedy = f"{folder} has {', '.join(found)}"
             yield Problem("resume_from_checkpoint", given, "no such folder", remedy)
 
 

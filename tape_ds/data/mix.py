@@ -29,7 +29,8 @@ from tape_ds.data.stream import StreamedSequences
 Sequences = TrainingSequences | StreamedSequences | RetrievalSequences
 Built = TypeVar("Built", bound=Sequences)
 
-BLOCK = 2**14  # samples whose sources are drawn together; decides the draws
+# samples whose sources are drawn together; decides the draws
+BLOCK = 2**14
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class WeightedSource:
     spec: str
     share: float  # share of all tokens; all shares sum to 1
     sequences: Sequences
-    lengths: np.ndarray  # tokens of each sequence, int64 [sequences]; [1] where all are equal, or their mean is known
+    # tokens of each sequence, int64 [sequences]; [1] where all are equal, or their mean is known
+    lengths: np.ndarray
 
     @property
     def stream_workers(self) -> int:

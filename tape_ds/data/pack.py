@@ -24,8 +24,10 @@ Packing = Literal["cut", "single", "whole", "best_fit"]
 PADDED: tuple[Packing, ...] = ("whole", "best_fit")
 """Those that give sequences shorter than ``length``."""
 
-OPEN_SEQUENCES = 64  # that whole() fills at a time, and best_fit() keeps for its next buffer
-BUFFER_SEQUENCES = 256  # sequences whose tokens best_fit() sorts at a time
+# that whole() fills at a time, and best_fit() keeps for its next buffer
+OPEN_SEQUENCES = 64
+# sequences whose tokens best_fit() sorts at a time
+BUFFER_SEQUENCES = 256
 # Part of every key: raise it when the code below gives other output for the same input.
 FORMAT = 1
 
@@ -174,14 +176,17 @@ class _BestFit:
         self.length = length
         self.read = 0  # pieces so far
         self.made = 0  # sequences so far
-        self.rooms: list[tuple[int, int]] = []  # (room, number of the sequence), rising
-        self.pieces: dict[int, list[tuple[int, np.ndarray]]] = {}  # by number: (when it was read, tokens)
+        # (room, number of the sequence), rising
+        self.rooms: list[tuple[int, int]] = []
+        # by number: (when it was read, tokens)
+        self.pieces: dict[int, list[tuple[int, np.ndarray]]] = {}
 
     def place(self, buffer: Sequence[np.ndarray]) -> Iterator[PackedSequence]:
         """Place pieces, the longest first, and yield the sequences that they fill."""
         numbered = list(enumerate(buffer, self.read))
         self.read += len(numbered)
-        for when, piece in sorted(numbered, key=lambda each: -len(each[1])):  # stable
+        # stable
+        for when, piece in sorted(numbered, key=lambda each: -len(each[1])):
             at = bisect_left(self.rooms, (len(piece), -1))
             if at < len(self.rooms):
                 room, number = self.rooms.pop(at)

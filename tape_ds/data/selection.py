@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 class Selection:
     """Tokenised documents, and how much was read to find them. A document without a token is not counted."""
 
-    documents: "Dataset"  # rows `{name: string, input_ids: list<int32>}`
+    # rows `{name: string, input_ids: list<int32>}`
+    documents: "Dataset"
     tokens: int
     read_documents: int  # with those that a filter left out
     read_tokens: int
@@ -159,7 +160,8 @@ def with_copies(lengths: np.ndarray, times: Mapping[int, int]) -> np.ndarray:
 def token_counts(rows: "Dataset") -> np.ndarray:
     """Return the tokens of each row, int64 [rows], from the list offsets: no token is read."""
     stored = pyarrow.compute.list_value_length(rows.data.column("input_ids")).to_numpy().astype(np.int64)
-    chosen = rows._indices  # of a selection: which of the stored rows it has
+    # of a selection: which of the stored rows it has
+    chosen = rows._indices
     if chosen is None:
         return stored
     return stored[chosen.column(0).to_numpy()]

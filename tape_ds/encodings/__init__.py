@@ -82,7 +82,9 @@ def same_parameters(one: ModelConfig, other: ModelConfig) -> bool:
 def without_updates(config: Any) -> Any:
     """Return ``config`` with a position state that is not updated; None for an encoding without updates, and for models
     of other families."""
-    changes = options(config).without_updates() if hasattr(config, "position_encoding") else None
+    changes = None
+    if hasattr(config, "position_encoding"):
+        changes = options(config).without_updates()
     if changes is None:
         return None
     changed = copy.deepcopy(config)

@@ -74,7 +74,8 @@ class TokenContext(NamedTuple):
         batch = max(self.past_BSN.shape[0], new_BTN.shape[0])
         past = self.past_BSN.expand(batch, -1, -1)
         new = new_BTN.expand(batch, -1, -1)
-        if not isinstance(self.offset, Tensor):  # an int, or one that an exported graph leaves open
+        # an int, or one that an exported graph leaves open
+        if not isinstance(self.offset, Tensor):
             return torch.cat((past, new), dim=1)
         return past.index_copy(1, torch.arange(new.shape[1], device=new.device) + self.offset, new)
 
@@ -242,4 +243,5 @@ class PlaceTable(Weight):
     """Learned embedding [rows, D] of a place in a segment (``bipe_*``) or in a number (Abacus)."""
 
     def forward(self, places: Tensor) -> Tensor:
-        return nn.functional.embedding(places.clamp(max=len(self.weight) - 1), self.weight)  # later ones share the last
+        # later ones share the last
+        return nn.functional.embedding(places.clamp(max=len(self.weight) - 1), self.weight)

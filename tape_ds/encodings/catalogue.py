@@ -226,7 +226,8 @@ class PropeOptions(Options):
     no_dynamic_scaling = "its frequencies follow from each text, and prope leaves fixed ones out"
 
     def kept(self, head_size: int) -> int:
-        return math.floor(round(self.share * head_size / 2, 4))  # 0.58 * 50 is a little less than 29 in floats
+        # 0.58 * 50 is a little less than 29 in floats
+        return math.floor(round(self.share * head_size / 2, 4))
 
     def problems_with(self, config: ModelConfig) -> Iterator[Problem]:
         if not self.kept(config.head_dim):
@@ -250,7 +251,8 @@ class RandpeOptions(Options):
     evaluation_seed: int = bounded(0, ge=0)
     """Seed of the fixed draw of evaluation."""
 
-    no_random_shift = "positions are drawn at random already"  # an offset would push them out of the window
+    # an offset would push them out of the window
+    no_random_shift = "positions are drawn at random already"
     draws = True
 
     def problems_with(self, config: ModelConfig) -> Iterator[Problem]:
@@ -322,7 +324,8 @@ class T5Options(Options):
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
         half = self.buckets // 2
-        if self.max_distance <= half:  # half the buckets must end before the last one begins
+        # half the buckets must end before the last one begins
+        if self.max_distance <= half:
             yield self.problem("max_distance", f"not above half the buckets, {half}", "give more")
 
 

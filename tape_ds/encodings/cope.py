@@ -30,7 +30,8 @@ class Places(base.Weight):
 class CopeLayer(base.PositionLayer):
     def __init__(self, config: ModelConfig, options: CopeOptions, layer_idx: int):
         super().__init__()
-        self.places = Places(options.positions, config.head_dim, zero_init=True)  # as published
+        # as published
+        self.places = Places(options.positions, config.head_dim, zero_init=True)
         self.heads = config.num_attention_heads
 
     def score_bias(self, positions: None, carried: None, heads: slice = base.EVERY_HEAD) -> ContentBias:

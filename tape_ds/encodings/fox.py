@@ -113,7 +113,8 @@ class FoxLayer(base.PositionLayer):
         rest = -numbers_BGTR * (self.head_dim**0.5 / UNIT)
         terms = []
         for _ in range(_TERMS.get(dtype, 1)):
-            terms.append(rest.to(dtype))  # the first has the gradient of all, which is the same for each
+            # the first has the gradient of all, which is the same for each
+            terms.append(rest.to(dtype))
             rest = rest.detach() - terms[-1].detach()
         return self._padded(torch.stack(terms, dim=-1).flatten(-2))
 

@@ -51,7 +51,8 @@ class Predictor(base.Parameters):
     def forward(self, x_BTD: Tensor, groups: slice) -> Tensor:
         """z, at least fp32 [B, T, G], of some of the key/value heads."""
         inner_BTJ = F.silu(F.linear(x_BTD, self.gate)) * F.linear(x_BTD, self.content)
-        with torch.autocast(x_BTD.device.type, enabled=False):  # bf16 numbers near 100 are 0.5 apart
+        # bf16 numbers near 100 are 0.5 apart
+        with torch.autocast(x_BTD.device.type, enabled=False):
             return F.linear(upcast(inner_BTJ), upcast(self.final[groups]))
 
     def initialise(self, normal: base.Normal, constant: base.Fill) -> None:

@@ -58,7 +58,8 @@ class RopeEncoding(base.PositionEncoding):
             documents_BT = context.documents_BS[:, : places_BT1.shape[1]]
             ends_BT1 = places_BT1.expand(len(documents_BT), -1, -1).masked_fill(documents_BT[..., None] < 0, 0)
         length_B11 = ends_BT1.amax(dim=1, keepdim=True) + 1
-        if context.past_BSN is not None:  # at a tensor offset the cache may still be empty, its lengths 0
+        # at a tensor offset the cache may still be empty, its lengths 0
+        if context.past_BSN is not None:
             kept_B11 = context.past_BSN[:, :1, 1:]
             length_B11 = torch.where(kept_B11 > 0, kept_B11, length_B11)
         batch = max(len(places_BT1), len(length_B11))
@@ -80,7 +81,8 @@ class RopeEncoding(base.PositionEncoding):
 class PropeEncoding(RopeEncoding):
     def __init__(self, config: ModelConfig, options: Any):
         super().__init__(config, options)
-        self.frequencies.array[options.kept(self.head_dim) :] = 0.0  # after scaling; the highest come first
+        # after scaling; the highest come first
+        self.frequencies.array[options.kept(self.head_dim) :] = 0.0
 
 
 def dynamic_frequencies(parameters: Mapping[str, Any], head_size: int, length: Tensor) -> Tensor:

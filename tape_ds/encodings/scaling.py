@@ -52,11 +52,13 @@ def frequencies(parameters: Parameters, head_size: int) -> tuple[np.ndarray, flo
     plain = theta ** (-np.arange(0, head_size, 2, dtype=np.float64) / head_size)
     if kind in ("default", "dynamic", "ntk"):
         return plain, 1.0
-    if kind == "linear":  # position interpolation (Chen et al. 2023, arXiv:2306.15595): every position is divided
+    # position interpolation (Chen et al. 2023, arXiv:2306.15595): every position is divided
+    if kind == "linear":
         return plain / factor, 1.0
 
     window = parameters[WINDOW]
-    if kind == "llama3":  # bands (Grattafiori et al. 2024, arXiv:2407.21783): long waves interpolated, short ones kept
+    # bands (Grattafiori et al. 2024, arXiv:2407.21783): long waves interpolated, short ones kept
+    if kind == "llama3":
         low = parameters["low_freq_factor"]
         high = parameters["high_freq_factor"]
         turns = window * plain / (2 * math.pi)
@@ -178,7 +180,8 @@ def check(parameters: Parameters) -> list[Problem]:
         if key not in known:
             wrong = f"not a parameter of rope_type {name!r}"
             remedy = did_you_mean(key, known)
-            if key == "attn_factor":  # the name is close to attention_factor, the meaning is not
+            # the name is close to attention_factor, the meaning is not
+            if key == "attn_factor":
                 remedy = "attn_factor multiplies YaRN's 0.1 ln(factor) + 1: give the product as attention_factor"
         elif key == "truncate" and not isinstance(value, bool):
             wrong = "not a boolean"

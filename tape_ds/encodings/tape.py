@@ -261,7 +261,8 @@ class TapeLayer(base.PositionLayer):
             if self.form == "vector":
                 update = contract(expand(x_BGT2X) * gate_BTI[:, None, :, None]).flatten(-2)
             else:
-                flat_BT2X = x_BGT2X.permute(0, 2, 3, 1, 4).flatten(3)  # X: of all heads
+                # X: of all heads
+                flat_BT2X = x_BGT2X.permute(0, 2, 3, 1, 4).flatten(3)
                 flat_BT2X = contract(expand(flat_BT2X) * gate_BTI[:, :, None])
                 update = flat_BT2X.unflatten(-1, (groups, -1)).permute(0, 3, 1, 2, 4).flatten(-2)
             state = (update if state is None else state + update).to(dtype)

@@ -62,7 +62,8 @@ def text(source: SourceModel, model: PreTrainedModel, name: str, license: str | 
     result = source.result
     base = record.base if record is not None else None
     if base is not None and Path(base).is_absolute() and Path(base).name == TRAINED:
-        base = Path(base).parent.name  # every run's folder has one with this name
+        # every run's folder has one with this name
+        base = Path(base).parent.name
     elif base is not None:
         base = HUB_BASES[base][0] if base in HUB_BASES else shown(base)
     data: list[str] = []
@@ -90,7 +91,9 @@ def text(source: SourceModel, model: PreTrainedModel, name: str, license: str | 
     if result is not None:
         versions = ", ".join(f"{name} {result.versions[name]}" for name in _SHOWN_VERSIONS if name in result.versions)
         verb = "Trained" if result.figures.get("trained") else "Scored"
-        commit = f", {commit_words(result.commit)}" if result.commit is not None else ""
+        commit = ""
+        if result.commit is not None:
+            commit = f", {commit_words(result.commit)}"
         made_with.append(f"{verb} with {versions}{commit}, on {result.started[:10]}, by")
         made_with.append(f"```\n{shlex.join(map(shown, result.command))}\n```")
 
@@ -158,7 +161,9 @@ def _encoding_table(source: SourceModel) -> str:
 
     if record is not None:
         rows.insert(0, ("method", f"`{record.method}`"))
-        counts = source.result.figures.get("parameters") if source.result is not None else None
+        counts = None
+        if source.result is not None:
+            counts = source.result.figures.get("parameters")
         if counts:
             # as trained: adapters count, though they are merged into the weights here
             share = f"{counts['trained']:,} of {counts['all']:,} ({counts['trained'] / counts['all']:.2%})"

@@ -54,7 +54,8 @@ def for_engines(written: Mapping[str, Any], kind: type[PreTrainedConfig]) -> dic
     rope = written.get("rope_parameters")
     if not rope or any(isinstance(value, Mapping) for value in rope.values()):
         return dict(written)
-    if written["model_type"] in SHAPES:  # other classes may compute something from mscale
+    # other classes may compute something from mscale
+    if written["model_type"] in SHAPES:
         rope = _said_twice(rope)
     one_spelling = {**written, "rope_parameters": rope}
     made = _spelled_twice(one_spelling, rope)
@@ -91,6 +92,7 @@ def _spelled_twice(content: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[
 
 
 def _read(kind: type[PreTrainedConfig], content: Mapping[str, Any]) -> dict[str, Any]:
-    found = kind.from_dict(copy.deepcopy(dict(content))).to_dict()  # which adds to what it is given
+    # which adds to what it is given
+    found = kind.from_dict(copy.deepcopy(dict(content))).to_dict()
     # a field that the class does not know is kept as an attribute, and read by nothing
     return {name: value for name, value in found.items() if name not in ("rope_theta", "rope_scaling", _PARTIAL)}

@@ -273,7 +273,10 @@ def _converted(rows: Tensor, kind: GGMLQuantizationType, name: str) -> np.ndarra
 
 def described(plan: GgufPlan) -> str:
     """Return architecture, type and tokenizer in one line."""
-    tokens = "no tokenizer" if plan.tokenizer.model == gguf_tokenizer.NONE else f"tokenizer {plan.tokenizer.model}"
+    if plan.tokenizer.model == gguf_tokenizer.NONE:
+        tokens = "no tokenizer"
+    else:
+        tokens = f"tokenizer {plan.tokenizer.model}"
     tokens += f" ({plan.tokenizer.pre})" if plan.tokenizer.pre else ""
     keys = {key: value for key, value in plan.rope.values.items() if key != "freq_base"}
     rope = json.dumps(keys) if keys else "unscaled RoPE"

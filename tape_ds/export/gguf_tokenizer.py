@@ -186,7 +186,8 @@ def _add_tokens(found: GgufTokenizer, tokens: dict[int, str], rows: int, added: 
         if number in added:
             kind = TokenType.CONTROL if added[number].special else TokenType.USER_DEFINED
         if kind == TokenType.USER_DEFINED:
-            token = token.replace(_SPACE, " ")  # llama.cpp looks for it in the text as it is
+            # llama.cpp looks for it in the text as it is
+            token = token.replace(_SPACE, " ")
         found.tokens.append(token)
         found.types.append(kind)
 

@@ -55,7 +55,9 @@ class InputOffload(CheckpointHiddenStatesOffload):
 
         def pack(tensor: Tensor) -> Tensor | _Moved:
             # a parameter among a block's inputs is the engine's to place
-            tensor_id = None if isinstance(tensor, nn.Parameter) else self.offload_input(tensor)
+            tensor_id = None
+            if not isinstance(tensor, nn.Parameter):
+                tensor_id = self.offload_input(tensor)
             if tensor_id is None:
                 return tensor
             return _Moved(self, tensor_id)
@@ -110,7 +112,9 @@ class MemorySavings:
         lines = [f"in {self.memory.mlp_tiles} tiles: {', '.join(self.tiled)}"] if self.tiled else []
         if self.recompute is not None:
             kept = ", selective" if self.recompute.selective else ""
-            offloaded = ", their inputs in the host's memory" if self.offload is not None else ""
+            offloaded = ""
+            if self.offload is not None:
+                offloaded = ", their inputs in the host's memory"
             lines.append(f"computed again in the backward: {self.recompute.blocks} blocks{kept}{offloaded}")
         return lines
 

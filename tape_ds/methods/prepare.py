@@ -54,7 +54,8 @@ def attach(model: PreTrainedModel, settings: Any) -> nn.Module:
             wrong = "no linear layer of this model"
             raise UserError(Problem("lora_targets", target, wrong, did_you_mean(target, names)))
     switches = groups.modules_by_switch(model)
-    groups.names(model, settings)  # refuses a group that is on but empty
+    # refuses a group that is on but empty
+    groups.names(model, settings)
     whole = [path for switch, modules in switches.items() if getattr(settings, switch) for path in modules]
     config = LoraConfig(
         task_type="CAUSAL_LM",

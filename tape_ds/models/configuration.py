@@ -30,7 +30,8 @@ class TapeConfig(LlamaConfig):
     """
 
     model_type = "tape"
-    base_model_tp_plan = None  # heads exchange position states, see TapeForCausalLM.tensor_parallel_plan
+    # heads exchange position states, see TapeForCausalLM.tensor_parallel_plan
+    base_model_tp_plan = None
     base_model_pp_plan = None  # a block returns a position state too
     # transformers before 5.20 else makes one without arguments, and exported code may lack the default encoding
     has_no_defaults_at_init = True

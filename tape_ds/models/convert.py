@@ -88,7 +88,8 @@ def to_plain(model: TapeForCausalLM) -> LlamaForCausalLM | Qwen2ForCausalLM | Qw
     known = set(kind.config_class.__dataclass_fields__) - _CLASS_FIELDS
     fields = {name: value for name, value in config.to_dict().items() if name in known}
     if config.qkv_bias and config.head_dim * config.num_attention_heads != config.hidden_size:
-        fields["head_dim"] = config.head_dim  # no field of Qwen2's, but its attention reads it
+        # no field of Qwen2's, but its attention reads it
+        fields["head_dim"] = config.head_dim
     with torch.device("meta"):
         plain = kind(kind.config_class(**fields | {"rope_parameters": rope_parameters}))
     plain = fill(plain, model.state_dict(), "state dict")

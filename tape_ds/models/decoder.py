@@ -98,7 +98,8 @@ def places(
     layout = _layout.get()
     if isinstance(q_offset, Tensor) and not torch.compiler.is_compiling():
         q_offset = int(q_offset)  # a static cache counts on the device
-    if layout is _UNKNOWN:  # the decoder was called, not the whole model
+    # the decoder was called, not the whole model
+    if layout is _UNKNOWN:
         layout = Documents(attention_mask, None, None, None, None, None).layout(batch_size, q_length, q_offset)
     if layout is not None and kv_offset:
         layout = layout.cached(
@@ -128,7 +129,8 @@ def attention(
     if isinstance(attention_mask, Tensor):
         raise ValueError("ready-made masks are not supported: give attention_mask [batch, tokens], or document_ids")
     where = KeyPlaces(None, key.shape[2] - query.shape[2]) if attention_mask is None else attention_mask
-    window = sliding_window or where.window  # some families do not pass their layers the window
+    # some families do not pass their layers the window
+    window = sliding_window or where.window
     layout = where.layout if window is None else where.within(window, len(query))
     arguments: dict[str, Any] = {"layout": layout, "offset": where.offset, "scale": scaling}
     needs = {"window": window, "softcap": softcap, "sinks": s_aux}
@@ -150,7 +152,8 @@ for _backend in ("auto", *available()):
 def has_plain_head(model: Any) -> bool:
     """Return whether a model's logits are its output head's output: large ones would show a soft cap or a factor."""
     weight = model.get_input_embeddings().weight
-    width = model.get_output_embeddings().in_features  # a wrapper's configuration has none
+    # a wrapper's configuration has none
+    width = model.get_output_embeddings().in_features
     large_11D = torch.linspace(-99, 99, width, dtype=weight.dtype, device=weight.device)[None, None]
     return torch.equal(model.get_output_embeddings()(large_11D), logits_of(model, large_11D))
 
@@ -255,7 +258,8 @@ class ExtendedDecoder(LanguageModel, PreTrainedModel):
         hidden_1MD = hidden_BTD.flatten(0, 1)[None]
         targets_M = targets_BT.flatten()
         losses = []
-        for at in range(0, max(1, len(targets_M)), CHUNK):  # once without targets too: ZeRO-3 gathers the head together
+        # once without targets too: ZeRO-3 gathers the head together
+        for at in range(0, max(1, len(targets_M)), CHUNK):
             logits_NV = logits_of(self, hidden_1MD[:, at : at + CHUNK])[0].float()
             losses.append(F.cross_entropy(logits_NV, targets_M[at : at + CHUNK], reduction="none"))
         return torch.cat(losses).view_as(targets_BT)
@@ -346,7 +350,8 @@ def logits_of(model: Any, hidden_BTD: Tensor) -> Tensor:
 def load(source: str | Path, config: PreTrainedConfig, **arguments: Any) -> ExtendedDecoder:
     """Load a folder with ``config``; arguments go to ``from_pretrained``. Code in the folder is never run."""
     kind = class_of(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
-    if not str(config._attn_implementation).startswith(ATTENTION):  # no other attention sees documents
+    # no other attention sees documents
+    if not str(config._attn_implementation).startswith(ATTENTION):
         config._attn_implementation = ATTENTION
     model: ExtendedDecoder = load_exact(kind, source, config=config, **arguments)
     return model
@@ -381,7 +386,8 @@ def _apply_without_casts(self: nn.Module, function: Any, recurse: bool = True) -
 
 
 def on_meta(config: PreTrainedConfig) -> Any:
-    register()  # transformers' table has our own type of GPT-J only then
+    # transformers' table has our own type of GPT-J only then
+    register()
     with torch.device("meta"):
         return class_of(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])(config)
 

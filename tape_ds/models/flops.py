@@ -86,7 +86,8 @@ def decoder_shape(config: PreTrainedConfig) -> DecoderShape:
             in_attention = bool(_ATTENTION.search(type(model.get_submodule(above)).__name__))
             linear_maps[name] = linear_maps.get(name, False) or in_attention
         for kind, parameter in module.named_parameters(recurse=False):
-            if module is head and parameter is embedding.weight:  # tied: counted there
+            # tied: counted there
+            if module is head and parameter is embedding.weight:
                 continue
             if parameter.ndim == 3 and _EXPERTS.search(type(module).__name__):
                 experts, rows, columns = parameter.shape
@@ -107,7 +108,8 @@ def decoder_shape(config: PreTrainedConfig) -> DecoderShape:
 
     inner = getattr(config, "moe_intermediate_size", None) or getattr(config, "intermediate_size", config.hidden_size)
     inner = (max(inner) if isinstance(inner, list) else inner) * (experts_per_token if has_experts else 1)
-    fields = config.to_dict()  # the attribute may be refused: Gemma 4's differs between layers
+    # the attribute may be refused: Gemma 4's differs between layers
+    fields = config.to_dict()
     head_size = fields.get("qk_head_dim") or fields.get("head_dim") or config.hidden_size // config.num_attention_heads
     window = getattr(config, "sliding_window", None)
     layers = getattr(config, "layer_types", None)

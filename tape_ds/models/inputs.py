@@ -97,10 +97,12 @@ class Documents(NamedTuple):
             return None
 
         if isinstance(offset, int):
-            ids = ids[:, : offset + tokens]  # without the unused end of a static cache
+            # without the unused end of a static cache
+            ids = ids[:, : offset + tokens]
         layout = layout_of_ids(ids.expand(sequences, -1), tokens, offset)
         if layout is not None and tokens > FEW_QUERIES and not torch.compiler.is_compiling():
-            _ = layout.packed  # now, so that no layer waits for the device
+            # now, so that no layer waits for the device
+            _ = layout.packed
         return layout
 
     def _check(self, sequences: int, tokens: int, offset: int | Tensor) -> None:

@@ -76,7 +76,8 @@ class StoredWeights(ModelWeights):
         self._new = new
 
     def _tie(self, target: str, source: str, kept: set[str], new: set[str]) -> None:
-        if source in new and target in kept:  # a file may have either of the two
+        # a file may have either of the two
+        if source in new and target in kept:
             self._places[source] = target
             new.discard(source)
         if source in self._places:
@@ -117,7 +118,8 @@ class StoredWeights(ModelWeights):
         while self._is_new(path.rpartition(".")[0]):
             path = path.rpartition(".")[0]
         module = copy.deepcopy(self._on_meta.get_submodule(path)).to_empty(device="cpu")
-        for part in reversed(list(module.modules())):  # children first, as transformers does it
+        # children first, as transformers does it
+        for part in reversed(list(module.modules())):
             self._on_meta._init_weights(part)
         owner, _, last = name.removeprefix(f"{path}.").rpartition(".")
         value: Tensor = getattr(module.get_submodule(owner), last).detach()

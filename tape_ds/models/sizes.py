@@ -61,7 +61,8 @@ def problems(of: Fields) -> list[Problem]:
         if type(value) is not int or value < 1
     ]
     if not found:
-        config: Any = of  # frozen, and attributes of the encodings' protocol can be set
+        # frozen, and attributes of the encodings' protocol can be set
+        config: Any = of
         found = encodings.problems_with(config)
         if of.hidden_size % of.num_attention_heads:
             wrong = f"not divisible by num_attention_heads = {of.num_attention_heads}"

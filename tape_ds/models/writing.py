@@ -57,7 +57,8 @@ def write(
         UserError: weights are not finite.
     """
     model = weights.model if model is None else model
-    hollow.empty(model, dtype)  # the configuration is saved with the dtype that the model has
+    # the configuration is saved with the dtype that the model has
+    hollow.empty(model, dtype)
     saving.save_settings(model, folder)
     tensors = {tensor.name: tensor for tensor in file_tensors(model)}
     forms = {each: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for each, tensor in tensors.items()}

@@ -38,7 +38,8 @@ def inside(job: Job) -> list[SavedTensor]:
     ways = job.layout.tensor
     query = model.query / ways * element
     inner = model.inner / ways * element
-    key = max(model.groups / ways, 1) * model.head_size * element  # with fewer key/value heads than ranks, each has one
+    # with fewer key/value heads than ranks, each has one
+    key = max(model.groups / ways, 1) * model.head_size * element
     hidden = model.hidden * element
     wide = model.carried / model.head_size
     sums = model.heads / ways * 4
@@ -46,7 +47,8 @@ def inside(job: Job) -> list[SavedTensor]:
     positions = bool(model.state)
     exchanged = max(ways, job.layout.sequence) > 1
     turned = 1 + model.added / model.head_size
-    padded = 1.0 if job.gpu is None else turned  # a GPU's kernels take one width for queries, keys and values
+    # a GPU's kernels take one width for queries, keys and values
+    padded = 1.0 if job.gpu is None else turned
     found = [
         *_norm(job, "input norm"),
         SavedTensor("input of q, k, v", _reads(job, "q_proj", "k_proj", "v_proj") * hidden),
@@ -69,7 +71,8 @@ def inside(job: Job) -> list[SavedTensor]:
         SavedTensor("state of own heads", (ways > 1) * state_bytes(job, of_own_heads=True), carried=True),
         *(SavedTensor(f"inside the adapter of {name}", rank * element) for name, rank in trained.adapters),
     ]
-    if model.biased and job.gpu is None:  # in the kernel on a GPU; on a CPU a mask, half a sequence's held
+    # in the kernel on a GPU; on a CPU a mask, half a sequence's held
+    if model.biased and job.gpu is None:
         found.append(SavedTensor("bias", model.heads / ways * job.length / 2 * 4, selected=True, placed=True))
     if not tiled:
         found += [
@@ -77,7 +80,8 @@ def inside(job: Job) -> list[SavedTensor]:
             SavedTensor("activation of the gate", (not job.fused) * inner),
             SavedTensor("input of down", _reads(job, "down_proj") * inner),
         ]
-    if wide and job.gpu is not None and not job.wide_attention:  # one call for each half, whose outputs stay apart
+    # one call for each half, whose outputs stay apart
+    if wide and job.gpu is not None and not job.wide_attention:
         found.append(SavedTensor("sums of the second half", sums, selected=True, carried=True))
     return [each for each in found if each.bytes]
 
@@ -141,7 +145,8 @@ def count(job: Job) -> Activations:
     policy = layout.checkpoint_layers
     recomputes = layout.recomputes
     parts = inside(job)
-    plain = [each for each in parts if not each.placed and not each.carried]  # of a block without positions
+    # of a block without positions
+    plain = [each for each in parts if not each.placed and not each.carried]
 
     def size(tensors: list[SavedTensor], kept: bool = False) -> float:
         """Return bytes per token of all of them, or of those that are kept for the backward."""

@@ -138,11 +138,13 @@ def _states(job: Job) -> tuple[dict[str, float], dict[str, float]]:
     weights = float(everything * weight_element)
     gathered = 0.0
     buckets = 0.0
-    if job.quantised:  # the blocks' frozen linear layers, in NormalFloat whose scales are quantised too
+    # the blocks' frozen linear layers, in NormalFloat whose scales are quantised too
+    if job.quantised:
         linears = sum(each.total for each in job.own if each.kind == "linear")
         weights -= linears * (weight_element - FOUR_BIT_BYTES)
     if layout.zero is None and element < 4:
-        gathered = everything * element  # autocast's copies, kept for the backward
+        # autocast's copies, kept for the backward
+        gathered = everything * element
     if layout.zero == 3:
         small = sum(each.total for each in job.own if each.size < engine.persistence)
         live = min(everything - small, engine.max_live)

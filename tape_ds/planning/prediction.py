@@ -46,9 +46,16 @@ class Plan:
     def summary(self) -> str:
         gpu = self.job.gpu
         found = self.memory
-        where = "a process on a CPU" if gpu is None else f"a GPU of {gpu.memory / GIB:.1f} ({gpu.name})"
-        host = f"; {found.host / GIB:.1f} of the host's for each" if found.host else ""
-        counted = "; activations as of a dense Llama of its sizes" if self.job.model.counted else ""
+        if gpu is None:
+            where = "a process on a CPU"
+        else:
+            where = f"a GPU of {gpu.memory / GIB:.1f} ({gpu.name})"
+        host = ""
+        if found.host:
+            host = f"; {found.host / GIB:.1f} of the host's for each"
+        counted = ""
+        if self.job.model.counted:
+            counted = "; activations as of a dense Llama of its sizes"
         return (
             f"about {found.peak.total / GIB:.2f} GiB {where}, in the {found.peak.moment}: {self.largest_parts(0.01)}"
             f"{host} (predicted, without scoring{counted})"

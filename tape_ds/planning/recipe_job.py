@@ -153,7 +153,9 @@ def settle(recipe: Recipe, config: Config | None, gpu: Gpu | None) -> Recipe:
         raise_if_any(list(kept.problems(set())))
         return _explained(kept, recipe, f"as {folder.name} was trained")
     if gpu is None or config is None:
-        lacking = "no GPU that the planner knows" if gpu is None else "no configuration of the model yet"
+        lacking = "no configuration of the model yet"
+        if gpu is None:
+            lacking = "no GPU that the planner knows"
         return _explained(cautious, recipe, f"the least memory: there is {lacking} to plan for")
     before = Plan(job_of(cautious, config, recipe.world_size, gpu))
     if before.job.model.counted:
@@ -189,10 +191,12 @@ def _resumed(recipe: Recipe) -> tuple[Path, dict[str, Any]] | None:
     # values of a checkpoint that does not mention them
     unwritten = {"activation_checkpointing": False, "checkpoint_layers": 1, "per_device_train_batch_size": 1}
     for folder in folders:
-        with contextlib.suppress(OSError, ValueError):  # the resume itself reports it
+        # the resume itself reports it
+        with contextlib.suppress(OSError, ValueError):
             manifest = checkpoint.read(folder)
             stored = {name: manifest.identity.get(f"recipe.{name}", value) for name, value in unwritten.items()}
-            if stored["checkpoint_layers"] != "selective":  # older versions could recompute every n-th block
+            # older versions could recompute every n-th block
+            if stored["checkpoint_layers"] != "selective":
                 stored["checkpoint_layers"] = 1
             return folder, {"deepspeed": f"zero{manifest.stage}" if manifest.stage else None, **stored}
     return None
@@ -204,7 +208,9 @@ def _with(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
     engine = recipe.deepspeed
     memory = recipe.memory
     if "deepspeed" in own:
-        engine = deepspeed_config.read(own["deepspeed"], []) if own["deepspeed"] else None
+        engine = None
+        if own["deepspeed"]:
+            engine = deepspeed_config.read(own["deepspeed"], [])
     if "activation_checkpointing" in own:
         layers = memory.checkpoint_layers if "checkpoint_layers" in recipe.given else values.get("checkpoint_layers", 1)
         memory = memory.model_copy(update={"checkpoint_layers": layers if own["activation_checkpointing"] else 1})

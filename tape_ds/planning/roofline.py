@@ -52,13 +52,15 @@ def work(job: Job) -> Work:
     if layout.mlp_tiles > 1 and trains:
         products += sum(blocks[name] for name in FEED_FORWARD if name in blocks)
     products += head * (1 + trains * (1 + job.trains_head))
-    if job.read_again and job.short is not None:  # a forward of the blocks; the head reads a stretch of each
+    # a forward of the blocks; the head reads a stretch of each
+    if job.read_again and job.short is not None:
         targets = job.read_again * job.short[1] / sum(job.short)
         products += linear * job.read_again + head * targets
 
     block = model.query * job.attended
     seen = per_key * job.attended
-    calls = model.layers + (job.attention_calls - 1) * model.placed  # each half of a wide value has its own scores
+    # each half of a wide value has its own scores
+    calls = model.layers + (job.attention_calls - 1) * model.placed
     # a GPU's kernels take one width for queries, keys and values
     products_of_heads = (calls + model.placed * model.added / model.head_size) * block
     extra = seen if job.attention_calls == 1 and not model.added else 0.0

@@ -124,7 +124,9 @@ def refusal(plan: Plan) -> list[Problem]:
     if fitting:
         remedy = min(fitting, key=lambda each: len(each.changes(job.layout))).command_line(job.layout)
     else:
-        shorter = f"sequences of {longest:,} tokens" if longest else "a smaller model"
+        shorter = "a smaller model"
+        if longest:
+            shorter = f"sequences of {longest:,} tokens"
         remedy = f"nothing fits on {job.layout.world} of them: more GPUs, or {shorter}"
     problems = []
     for field, needed, there, words in (

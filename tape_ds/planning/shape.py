@@ -54,7 +54,8 @@ def published(name: str, **changes: Any) -> TapeConfig | PreTrainedConfig:
     """Return the configuration of a published model; ``changes`` (``position_encoding``, ...) to a Llama's."""
     name, _ = hub.split(name)
     if name == GPT_J:
-        register()  # a model's family is looked up in transformers' table
+        # a model's family is looked up in transformers' table
+        register()
         return ScaledGPTJConfig()
     if name not in LLAMAS:
         remedy = f"{did_you_mean(name, LLAMAS)}, or --model_config FILE"
@@ -229,7 +230,8 @@ def tensors(model: Sizes, trained: TrainedShape, ways: int = 1) -> tuple[Tensors
     found: list[Tensors] = []
 
     def add(kind: Kind, size: int, count: int, split: bool = False) -> None:
-        if trained.adapters and on[kind]:  # peft trains a copy and keeps the frozen original
+        # peft trains a copy and keeps the frozen original
+        if trained.adapters and on[kind]:
             found.append(Tensors(kind, size, count, False, split))
         found.append(Tensors(kind, size, count, on[kind], split))
 

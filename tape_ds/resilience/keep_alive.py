@@ -80,14 +80,16 @@ def prepare(command: Sequence[str]) -> LaunchSpec:
     Raises:
         UserError: there is not exactly one launcher in it, its recipe cannot be read, or it would train nothing.
     """
-    from tape_ds.config import command_line, files, kinds  # `--help` does without
+    # `--help` does without
+    from tape_ds.config import command_line, files, kinds
 
     found = []
     for place, word in enumerate(command):
         path = PurePath(word)
         if path.suffix == ".py" and path.stem in SCRIPTS:
             found.append((path.stem, list(command[place + 1 :])))
-    for place, (word, following) in enumerate(pairwise(command)):  # a folder or environment may have the name as well
+    # a folder or environment may have the name as well
+    for place, (word, following) in enumerate(pairwise(command)):
         if PurePath(word).name in ("tape-ds", "tape_ds") and following in TRAINING:
             found.append((TRAINING[following], list(command[place + 2 :])))
             break
@@ -99,7 +101,8 @@ def prepare(command: Sequence[str]) -> LaunchSpec:
 
     launcher, arguments = found[0]
     problems = hostfile.check(command)
-    flags = command_line.read(arguments, problems)  # options of DeepSpeed's runner too, which decide nothing here
+    # options of DeepSpeed's runner too, which decide nothing here
+    flags = command_line.read(arguments, problems)
     name = (flags.pop("recipe", []) or [kinds.KINDS[launcher].DEFAULT])[-1]
     kind = kinds.taken(launcher, name)
     collected = files.read_recipe(name, kind.LAUNCHER, problems)
@@ -172,7 +175,9 @@ class KeepAlive:
                 self.say(f"{ended}; {limit} restarts brought no newer checkpoint: giving up")
                 return max(attempt.code, 0) or ExitCode.FAILURE
             pause = min(self.patience.backoff * 2 ** max(in_vain - 1, 0), LONGEST_BACKOFF)
-            counted = f", restart {in_vain} of {limit} without a newer one" if in_vain else ""
+            counted = ""
+            if in_vain:
+                counted = f", restart {in_vain} of {limit} without a newer one"
             self.say(f"{ended}; restarting in {pause:g} s {self._from()}{counted}")
 
             # Also wait for ranks on other machines: they cannot be killed from here, and their locks would have the
@@ -180,7 +185,9 @@ class KeepAlive:
             until = time.monotonic() + pause
             announced = False
             while self.request.reason is None:
-                living = run_lock.living(self.spec.output) if time.monotonic() >= until else None
+                living = None
+                if time.monotonic() >= until:
+                    living = run_lock.living(self.spec.output)
                 if living == []:
                     break
                 if living and not announced:
@@ -235,7 +242,9 @@ class KeepAlive:
             say(f"stopped; {resumes}")
             return ExitCode.OK
         if attempt.code in (ExitCode.USER_ERROR, ExitCode.GUARD):
-            why = "a guard stopped the run" if attempt.code == ExitCode.GUARD else "it would fail again"
+            why = "it would fail again"
+            if attempt.code == ExitCode.GUARD:
+                why = "a guard stopped the run"
             say(f"exit code {attempt.code}, {why}: not restarted (see above)")
             return attempt.code
         return None
@@ -352,7 +361,8 @@ class _Attempt:
 
 
 def _send(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # it has just ended
+    # it has just ended
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 
 

@@ -23,7 +23,8 @@ from tape_ds.distributed import process_info
 from tape_ds.errors import Problem, UserError, redacted
 
 if TYPE_CHECKING:
-    from tape_ds.distributed.rank_sync import RankSync  # imports torch, which keep_alive does without
+    # imports torch, which keep_alive does without
+    from tape_ds.distributed.rank_sync import RankSync
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,10 @@ class Holder:
         return self.host == socket.gethostname()
 
     def __str__(self) -> str:
-        process = "a process that is just starting" if self.pid is None else f"process {self.pid}"
+        if self.pid is None:
+            process = "a process that is just starting"
+        else:
+            process = f"process {self.pid}"
         return f"rank {self.rank}: {process} on {self.host or 'an unknown machine'}, since {self.started or 'now'}"
 
 

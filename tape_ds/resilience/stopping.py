@@ -201,7 +201,8 @@ class TolerantStream:
 
 def tolerate_lost_terminal() -> None:
     """Let this process survive the loss of its terminal, or of the disk that its output goes to."""
-    logging.raiseExceptions = False  # else a handler prints a traceback for every line that it cannot write
+    # else a handler prints a traceback for every line that it cannot write
+    logging.raiseExceptions = False
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is not None and not isinstance(stream, TolerantStream):
@@ -234,7 +235,8 @@ def shield_worker(worker_id: int, init: Callable[[int], None] | None = None) -> 
 def kill_children() -> None:
     """Kill data-loader workers and other ``multiprocessing`` children; for a process about to end."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise for each killed worker
+        # torch's handler would raise for each killed worker
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     children = multiprocessing.active_children()
     for child in children:
         child.kill()

@@ -72,7 +72,9 @@ def who_is_behind(rank: int, beats: Sequence[Beat | None]) -> str | None:
             ago = max(0.0, time.time() - beat.time)
             where = f"last seen in {beat.phase!r} of step {beat.step} {ago:.0f} s ago ({beat.process})"
         described.append(f"rank {number} is missing: {where}")
-    more = f"; {len(behind) - 4} more ranks are missing" if len(behind) > 4 else ""
+    more = ""
+    if len(behind) > 4:
+        more = f"; {len(behind) - 4} more ranks are missing"
     return "; ".join(described) + more
 
 
@@ -118,7 +120,8 @@ class Watchdog:
     def __exit__(self, *_: Any) -> None:
         self._closed.set()
         for thread in self._threads:
-            thread.join(2 * TICK)  # one may wait for a store that is gone
+            # one may wait for a store that is gone
+            thread.join(2 * TICK)
 
     def beat(self, step: int, phase: str) -> None:
         """Record that this rank is about to do ``phase`` of ``step``; costs no communication.
@@ -209,12 +212,15 @@ class Watchdog:
         if self.world > 1:
             reason = who_is_behind(self.rank, _within(2 * GRACE_SECONDS, confer) or [])
         if reason is not None:
-            who = f"watchdog on rank {self.rank}" if self.world > 1 else "watchdog"
+            who = "watchdog"
+            if self.world > 1:
+                who = f"watchdog on rank {self.rank}"
             # not through sys.stderr: a stuck thread may hold its lock. Then what was printed before
             with contextlib.suppress(OSError):
                 os.write(2, f"\n{who}: {head}; {reason}; stacks: {stacks}\n".encode())
             _within(1.0, sys.stdout.flush)
-        _within(2.0, lambda: self._meet("leaving", 1.0))  # the store ends with rank 0
+        # the store ends with rank 0
+        _within(2.0, lambda: self._meet("leaving", 1.0))
         os._exit(ExitCode.WATCHDOG)
 
     def _meet(self, where: str, seconds: float) -> None:

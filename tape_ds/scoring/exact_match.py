@@ -67,7 +67,8 @@ def judge(
         device = causal_lm.get_input_embeddings().weight.device
         with evaluating(causal_lm):
             hidden_BTD = decoder_of(causal_lm)(input_ids=ids_BT.to(device), use_cache=False).last_hidden_state
-            before_BT = answers_BT.roll(-1, dims=1)  # the token before an answer predicts it; the first is never one
+            # the token before an answer predicts it; the first is never one
+            before_BT = answers_BT.roll(-1, dims=1)
             logits_NV = head(hidden_BTD[before_BT.to(device)])
         correct_N = logits_NV.argmax(dim=-1).cpu() == ids_BT[answers_BT]
         return [sequence.tolist() for sequence in correct_N.split(answers_BT.sum(dim=1).tolist())]

@@ -50,7 +50,8 @@ class LoadedTasks:
         found = {}
         for name, task in sorted(self.tasks.items()):
             config = task.dump_config()
-            places = ("config_source", "tokenizer", "max_tokens")  # the documents depend on max_tokens
+            # the documents depend on max_tokens
+            places = ("config_source", "tokenizer", "max_tokens")
             metadata = config.get("metadata") or {}
             config["metadata"] = {key: each for key, each in metadata.items() if key not in places}
             described = json.dumps(config, sort_keys=True, default=handle_non_serializable)
@@ -130,7 +131,8 @@ def summarise(scores: Mapping[str, Any], shots: int | None, samples: int) -> dic
         metric, comma, used_filter = key.partition(",")
         if not comma or metric.endswith("_stderr") or not isinstance(value, (int, float)) or value == NOT_RUN:
             continue
-        error = scores.get(f"{metric}_stderr,{used_filter}")  # "N/A" without one
+        # "N/A" without one
+        error = scores.get(f"{metric}_stderr,{used_filter}")
         error = float(error) if isinstance(error, (int, float)) else None
         metrics[key] = {"value": value, "standard_error": error}
     preferred = [key for metric in PREFERRED for key in metrics if key.partition(",")[0] == metric]

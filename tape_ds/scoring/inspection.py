@@ -104,7 +104,9 @@ def inspect(
                 for handle in _watch(decoder[number - 1], number, config, visit):
                     hooks.callback(handle.remove)
             ids_BT = ids_T.to(model.device)[None]
-            positions_BT = None if positions_T is None else positions_T.to(model.device)[None]
+            positions_BT = None
+            if positions_T is not None:
+                positions_BT = positions_T.to(model.device)[None]
             logits: Tensor = model(ids_BT, position_ids=positions_BT, use_cache=False).logits[0]
     finally:
         config.attention_backend = kept

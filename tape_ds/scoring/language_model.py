@@ -56,7 +56,8 @@ class HarnessModel(huggingface.HFLM):
         if scaling in ("dynamic", "longrope") and str(batch_size) != "1":
             wrong = f"with {scaling} scaling a text's numbers would depend on the longest text of its batch"
             raise UserError(Problem("batch_size", batch_size, wrong, "leave it out, or give 1"))
-        logging.getLogger(huggingface.__name__).setLevel(logging.ERROR)  # it warns of every model that is an object
+        # it warns of every model that is an object
+        logging.getLogger(huggingface.__name__).setLevel(logging.ERROR)
         self._found = found
         model: Any = found.load()
         # a checkpoint's own settings may sample or forbid repetition: scores would depend on them
@@ -154,14 +155,16 @@ class HarnessModel(huggingface.HFLM):
         problems = [problem for name, each in by_task.items() for problem in self._check(name, each)]
         if problems:
             error = UserError(problems)
-            error.on_one_rank = True  # each process measures its own share
+            # each process measures its own share
+            error.on_one_rank = True
             raise error
 
     def _check(self, task: str, requests: Sequence[Instance]) -> list[Problem]:
         longest = 0
         longest_answer = 0
         for request in requests:
-            if request.request_type == "loglikelihood_rolling":  # read in windows that fit
+            # read in windows that fit
+            if request.request_type == "loglikelihood_rolling":
                 ids = self.tok_encode(request.args[0])
                 if beyond := check_tokens("--tasks", ids, self._found):
                     return [replace(problem, value=task) for problem in beyond]
@@ -184,7 +187,8 @@ class HarnessModel(huggingface.HFLM):
                 target = self.tok_encode(request.args[1], add_special_tokens=False)
                 if request.args[0]:
                     prompt, target = self._encode_pair(*request.args)
-                answer = len(target) - 1  # the last token is predicted, not read
+                # the last token is predicted, not read
+                answer = len(target) - 1
                 tokens = len(prompt) + answer
             if beyond := check_tokens("--tasks", [*prompt, *target], self._found):
                 return [replace(problem, value=task) for problem in beyond]

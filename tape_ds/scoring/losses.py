@@ -110,14 +110,16 @@ def target_losses(
     head = head_of(causal_lm)
     lowest = int(input_ids_BT.min())
     highest = int(input_ids_BT.max())
-    rows = causal_lm.config.get_text_config(decoder=True).vocab_size  # a wrapper with pictures has none itself
+    # a wrapper with pictures has none itself
+    rows = causal_lm.config.get_text_config(decoder=True).vocab_size
     if not 0 <= lowest <= highest < rows:
         raise ValueError(f"token ids {lowest} .. {highest} leave the vocabulary of {rows}")
 
     ids_BT = input_ids_BT.to(causal_lm.get_input_embeddings().weight.device)
     with evaluating(causal_lm):
         hidden_BTD = decoder_of(causal_lm)(input_ids=ids_BT, use_cache=False).last_hidden_state
-        hidden_MD = hidden_BTD[:, first - 1 : -1].flatten(0, 1)  # M = B N
+        # M = B N
+        hidden_MD = hidden_BTD[:, first - 1 : -1].flatten(0, 1)
         targets_M = ids_BT[:, first:].flatten()
         # Allocated once: small results left between the chunks' logits would keep the allocator from reusing their
         # memory, and the peak would grow with the length after all.
@@ -150,7 +152,8 @@ def score_spans(model: nn.Module, input_ids_1T: Tensor, span: int, chunk: int = 
     counts = []
     starts = range(0, len(losses_N) + 1, span)
     for start in starts:
-        within = losses_N[max(0, start - 1) : start + span - 1]  # target t is entry t - 1
+        # target t is entry t - 1
+        within = losses_N[max(0, start - 1) : start + span - 1]
         counts.append(len(within))
         nll.append(float(within.mean()))
     return SpanLosses(span, tuple(starts), tuple(nll), tuple(counts))

@@ -45,7 +45,8 @@ class LoadOptions(NamedTuple):
     tokenizer: str | None  # None: the model's own
     dtype: torch.dtype | None  # None: of the stored weights
     device: torch.device
-    trust_remote_code: bool  # whether code that came with the model or the tokenizer may run
+    # whether code that came with the model or the tokenizer may run
+    trust_remote_code: bool
     base_anyway: bool  # see trained.find_base
 
 
@@ -76,8 +77,10 @@ class FoundModel:
     def load(self) -> PreTrainedModel:
         """Return the whole model in its dtype on its device, in evaluation mode."""
         model = self.whole.fill(self.dtype)
-        if getattr(model.config, "quantization_config", None) is None:  # packed weights cannot be cast
-            for parameter in model.parameters():  # the module's own cast would round the rotary frequencies, too
+        # packed weights cannot be cast
+        if getattr(model.config, "quantization_config", None) is None:
+            # the module's own cast would round the rotary frequencies, too
+            for parameter in model.parameters():
                 parameter.data = parameter.data.to(self.dtype)
         if self.changed is not None:
             own: Any = model
@@ -211,14 +214,18 @@ def find(options: argparse.Namespace, problems: Sequence[Problem] = ()) -> Found
 
     found: FoundModel | None = None
     with collecting(problems):
-        dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
+        dtype = None
+        if options.dtype != "auto":
+            dtype = getattr(torch, options.dtype)
         chosen = LoadOptions(options.tokenizer, dtype, place, options.trust_remote_code, options.base_anyway)
         found = _find(name_or_path, chosen)
         changed = found.config if isinstance(found.config, TapeConfig) else None
         asked = {}
         if options.position_updates == "off":
             asked["position_updates"] = "off"
-            without = None if changed is None else encodings.without_updates(changed)
+            without = None
+            if changed is not None:
+                without = encodings.without_updates(changed)
             if without is None:
                 wrong = f"{name_or_path} has no position updates"
                 problems.append(Problem("--position_updates", "off", wrong, "leave it out"))
@@ -338,7 +345,9 @@ def _find_adapter(name_or_path: str, folder: Path, options: LoadOptions, check_l
         raise refuse(wrong, "write the base's path as base_model_name_or_path into it")
     if config.revision and not Path(named).exists():
         named = f"{named}@{config.revision}"
-    own_tokenizer = str(folder) if (folder / "tokenizer_config.json").is_file() else None
+    own_tokenizer = None
+    if (folder / "tokenizer_config.json").is_file():
+        own_tokenizer = str(folder)
     base = _find(named, options._replace(tokenizer=options.tokenizer or own_tokenizer))
     if getattr(base.config, "quantization_config", None) is not None:
         wrong = f"its base {named} is quantised, and a merged model would be rounded to that again"

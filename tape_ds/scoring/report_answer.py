@@ -200,7 +200,8 @@ def _run_passkeys(run: Result | None, own: str) -> ByModel[Passkeys]:
     stored = [] if run is None else run.figures.get("passkey") or []
     if not stored:
         return {}
-    if "variant" not in stored[0]:  # an older run asked its own model only
+    # an older run asked its own model only
+    if "variant" not in stored[0]:
         return {own: _counts(stored)}
     names = dict.fromkeys(row["variant"] for row in stored if not row["variant"].endswith(WITHOUT_UPDATES))
     return {_heading(name): _counts(passkeys_of(stored, name)) for name in names}
@@ -317,7 +318,10 @@ def _steady_to(evidence: Evidence, base: SpanLosses, native: int) -> AnswerRow:
             texts[name] = length(reached)
     label = f"Usable length by loss (at most the base's mean to {length(native)}, {level:.3f})"
     cells = {name: Markup.escape(text) for name, text in texts.items()}
-    sentence = "" if evidence.passkeys else f"{label}: {_beside(texts, evidence.own)}."
+    if evidence.passkeys:
+        sentence = ""
+    else:
+        sentence = f"{label}: {_beside(texts, evidence.own)}."
     return AnswerRow(label, cells, sentence)
 
 

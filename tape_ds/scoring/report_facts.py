@@ -27,7 +27,8 @@ def facts(columns: Sequence[Column], unused: Sequence[Unused]) -> list[Markup]:
     parts = []
     for kind in KINDS:
         records = {column.name: column.records[kind] for column in columns if kind in column.records}
-        settings: dict[str, dict[str, Any]] = {}  # name -> column -> value
+        # name -> column -> value
+        settings: dict[str, dict[str, Any]] = {}
         costs: dict[str, dict[str, Any]] = {}
         for name, (path, _, result) in records.items():
             model = result.model or {}
@@ -65,7 +66,9 @@ def facts(columns: Sequence[Column], unused: Sequence[Unused]) -> list[Markup]:
             if not (setting in differ or setting in MAIN or is_data):
                 del settings[setting]
         if unlike := [setting for setting in differ if kind != RUN or setting.startswith("data ")]:
-            words = "trained on the same data" if kind == RUN else "evaluated alike"
+            words = "evaluated alike"
+            if kind == RUN:
+                words = "trained on the same data"
             parts.append(HTML.warning(f"{kind}: not {words}, so numbers may not compare: {', '.join(unlike)}."))
         if records:
             rows = []

@@ -94,7 +94,8 @@ class SortedPairs(Sequence[str]):
                 blocks[-1].append(begin)
             else:
                 blocks.append([begin])
-        self._blocks: list[tuple[str, list[str] | None]] = []  # beginning of its pairs, or the pairs
+        # beginning of its pairs, or the pairs
+        self._blocks: list[tuple[str, list[str] | None]] = []
         for begins in blocks:
             listed = None
             if len(begins) > 1:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 
 from tape_ds.serving.token_texts import UNREADABLE, TokenTexts
 
-_WINDOW = 64  # tokens that are decoded again at most, unless their text cannot be cut
+# tokens that are decoded again at most, unless their text cannot be cut
+_WINDOW = 64
 
 
 class AnswerText:

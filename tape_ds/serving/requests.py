@@ -91,7 +91,8 @@ class Request(StrictModel):
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Probability | None = None
-    user: Name | None = None  # for the books of OpenAI; it asks for nothing
+    # for the books of OpenAI; it asks for nothing
+    user: Name | None = None
 
 
 class Sampled(Request):

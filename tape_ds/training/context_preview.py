@@ -113,7 +113,8 @@ def _sample(recipe: Recipe, spec: str, tokenizer: Any) -> Iterator[Any]:
     documents = _documents(spec, tokenizer, data.skip.bad_rows, data.min_document_tokens)
     read = list(islice(documents, SEQUENCES) if _skips(recipe) else _first(documents, SEQUENCES * window))
     read = [read[number] for number in with_copies(np.array([len(ids) for ids in read], np.int64), data.upsample)]
-    if _skips(recipe):  # whatever is skipped, a target sees the tokens of its window
+    # whatever is skipped, a target sees the tokens of its window
+    if _skips(recipe):
         for ids in read:
             yield item(ids[:window], slice(1, None))
         return
@@ -129,7 +130,9 @@ def _generated(recipe: Recipe, source: generated.GeneratedDocuments, tokenizer: 
     form = RetrievalForm(recipe.window)
     if isinstance(recipe, ExtensionRecipe):
         data = recipe.data
-        pose = PoseSequences(recipe.window, recipe.model.target_length, data.pose) if _skips(recipe) else None
+        pose = None
+        if _skips(recipe):
+            pose = PoseSequences(recipe.window, recipe.model.target_length, data.pose)
         form = RetrievalForm(recipe.window, pose, data.packing == "single", data.attend_across)
     writer = DocumentWriter(replace(source.options, text=None), tokenizer, None, None)
     sequences = RetrievalSequences(source, writer, form, samples=SEQUENCES, seed=recipe.trainer_value("seed"))

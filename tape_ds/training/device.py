@@ -52,7 +52,9 @@ def describe(recipe: Recipe) -> str:
         return f"{processes}, {on_node} of them on this machine, which has {here} x {name}: TOO FEW"
     visible = f" (this machine has {here})" if here != world else ""
     lacking = jit.no_compiler() if kind == "cuda" else None
-    slower = f"; plain PyTorch in place of Triton's kernels, slower: {lacking}" if lacking is not None else ""
+    slower = ""
+    if lacking is not None:
+        slower = f"; plain PyTorch in place of Triton's kernels, slower: {lacking}"
     return f"{world} x {name}{visible}{slower}"
 
 

@@ -25,7 +25,8 @@ from tape_ds.training import identity
 SHOWN = 8
 """Names in a message."""
 _VALUED = (run_folder.METRICS, run_folder.NONFINITE, run_folder.FINISHED)
-_LEFT_OVER = (run_folder.TRACKERS, run_folder.STOPPED, run_folder.BEGUN)  # a start that came to nothing leaves these
+# a start that came to nothing leaves these
+_LEFT_OVER = (run_folder.TRACKERS, run_folder.STOPPED, run_folder.BEGUN)
 _MARKERS = (run_folder.BEGUN, run_folder.FINISHED, run_folder.STOPPED)
 
 _IN_EVERY_LINE = {"step", "loss", "tokens_per_second", "memory_bytes", "skipped", "tokens"}
@@ -137,11 +138,14 @@ def check_new_start(found: EarlierRun, *, start_anew: bool, trains: bool) -> lis
     place = str(found.output)
     problems = []
     blocking = found.foreign
-    if not start_anew:  # the message about the earlier run names the rest
+    # the message about the earlier run names the rest
+    if not start_anew:
         named = {*found.files, *found.checkpoints}
         blocking = [name for name in blocking if name not in named and name.partition("/")[0] not in named]
     if blocking:
-        more = f" and {len(blocking) - SHOWN} more" if len(blocking) > SHOWN else ""
+        more = ""
+        if len(blocking) > SHOWN:
+            more = f" and {len(blocking) - SHOWN} more"
         wrong = f"it holds what no run is known to have written: {', '.join(blocking[:SHOWN])}{more}"
         remedy = "move that out of this folder, or give another output_dir"
         problems.append(Problem("output_dir", place, wrong, remedy))

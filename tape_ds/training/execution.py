@@ -33,11 +33,13 @@ def launch(recipe: Recipe, assemble: Callable[..., run.Run] = assembly.assemble)
     raise_if_any([*device.check(recipe, known), *library_checks.check(recipe)])
     expand_segments(recipe.memory.expandable_segments)
     if recipe.trains:
-        compiled_ops.compile_all(recipe)  # minutes, in which a signal ends the process at once
+        # minutes, in which a signal ends the process at once
+        compiled_ops.compile_all(recipe)
     stop = StopRequest()
     stop.listen()
     stopping.watch_launcher(stop)
-    rendezvous.leave_when(lambda: stop.reason)  # nothing is lost there, and others may never come
+    # nothing is lost there, and others may never come
+    rendezvous.leave_when(lambda: stop.reason)
     stopping.tolerate_lost_terminal()
     output = Path(recipe.trainer_value("output_dir")).expanduser()
     try:
@@ -66,7 +68,9 @@ def execute(prepared: run.Run, stop: StopRequest | None = None) -> int:
         _take_folder(prepared)
     rank_sync.first(None)
     trainer = run.build_trainer(prepared, stop)
-    started = report.begin(prepared) if trainer.is_world_process_zero() else None
+    started = None
+    if trainer.is_world_process_zero():
+        started = report.begin(prepared)
 
     def check_stop() -> None:
         """Stop between pieces of scoring, where nothing can be lost."""
@@ -122,7 +126,8 @@ def execute(prepared: run.Run, stop: StopRequest | None = None) -> int:
                 f"error: all {trainer.saver.failed} saves failed, so there is NO checkpoint and the run is not marked "
                 f"as finished; {output / run_folder.TRAINED} is whole. Make room on that disk before the next run"
             )
-            exit_codes.leave(ExitCode.USER_ERROR)  # keep_alive would train from the beginning, to the same end
+            # keep_alive would train from the beginning, to the same end
+            exit_codes.leave(ExitCode.USER_ERROR)
         else:
             run_folder.mark(output, run_folder.FINISHED, trainer.state.global_step, identity=dict(prepared.identity))
     _leave(output, rank_sync)

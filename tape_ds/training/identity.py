@@ -47,7 +47,8 @@ class Difference:
         """Whether ``resume_anyway`` may pass over it."""
         kind, _, rest = self.name.partition(".")
         if rest == "position_weight_decay" and self.saved is None:
-            return False  # older than the group of position parameters: its optimizer state would not fit
+            # older than the group of position parameters: its optimizer state would not fit
+            return False
         if kind != "recipe":
             return kind == "code"
         for recipe_kind in KINDS.values():
@@ -104,7 +105,8 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Differ
     by their content, whatever their specs."""
     renamed = {f"recipe.{old}": f"recipe.{new}" for old, new in RENAMED.items()}
     saved = {renamed.get(name, name): value for name, value in saved.items()}
-    if not _named(saved, "base."):  # older checkpoints know no files of a base from the hub
+    # older checkpoints know no files of a base from the hub
+    if not _named(saved, "base."):
         now = {name: value for name, value in now.items() if not name.startswith("base.")}
     found = []
     for name in sorted(saved.keys() | now.keys()):

@@ -45,11 +45,14 @@ def check(recipe: Recipe) -> list[Problem]:
             lacking = isinstance(error, ImportError) or "install" in str(error)
             if not (lacking and recipe.elsewhere):
                 field, value = ("optim_args", given) if given and not lacking else ("optim", name)
-                remedy = "choose another optim" if field == "optim" else "write name=value, name=value, or remove it"
+                remedy = "write name=value, name=value, or remove it"
+                if field == "optim":
+                    remedy = "choose another optim"
                 found.append(Problem(field, value, f"{name} cannot be made: {error}", remedy))
         else:
             each = given.split(",") if given else []
-            for index, argument in enumerate(each):  # transformers passes over what it does not know
+            # transformers passes over what it does not know
+            for index, argument in enumerate(each):
                 if _optimizer_of(recipe, name, ",".join(each[:index] + each[index + 1 :])) == (kind, settings):
                     found.append(Problem("optim_args", argument, f"changes nothing of {name}", "remove it"))
 
@@ -101,7 +104,8 @@ def check_schedule(recipe: Recipe, steps: int) -> list[Problem]:
     parameters = inspect.signature(TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(name)]).parameters
     takes = parameters.keys() - {"optimizer", "num_warmup_steps", "num_training_steps", "last_epoch"}
     found = []
-    for each in given.keys() - takes:  # some schedules ignore what they do not take
+    # some schedules ignore what they do not take
+    for each in given.keys() - takes:
         remedy = did_you_mean(each, takes) if takes else "remove it"
         found.append(Problem(f"lr_scheduler_kwargs.{each}", given[each], f"no argument of {name}", remedy))
     decay = given.get("num_decay_steps")
@@ -129,7 +133,9 @@ def check_schedule(recipe: Recipe, steps: int) -> list[Problem]:
         wrong = "no step is left to decay in"
     except Exception as error:  # a schedule is a library's own function, and raises whatever it meets
         wrong = str(error)
-    where = f"over {steps:,} steps, {warmup:,} of them warm-up" if steps < UNKNOWN else "over epochs"
+    where = "over epochs"
+    if steps < UNKNOWN:
+        where = f"over {steps:,} steps, {warmup:,} of them warm-up"
     where += f", with {given}" if given else ""
     remedy = "change warmup_steps, max_steps, lr_scheduler_type or lr_scheduler_kwargs"
     if wrong:

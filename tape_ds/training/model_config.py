@@ -221,7 +221,8 @@ def check_weights(recipe: Recipe, config: Config | None) -> None:
         return
     folder = paths.of(name)
     content = json_file.read(folder / hub.CONFIG, "model", name)
-    if content.get("model_type") != BAICHUAN:  # converted first, which gives its tensors other names
+    # converted first, which gives its tensors other names
+    if content.get("model_type") != BAICHUAN:
         extendable.check_weights(folder, config)
 
 

@@ -73,7 +73,8 @@ class Weighted(Objective):
         whole = 0.0
         count = 0
         for batch in batches:
-            targets_BT = batch["labels"][:, 1:] != IGNORED  # nothing predicts a first token
+            # nothing predicts a first token
+            targets_BT = batch["labels"][:, 1:] != IGNORED
             whole += float(batch["target_weights"][:, 1:][targets_BT].sum(dtype=torch.float64))
             count += int(targets_BT.sum())
         # processes that read the same sequences count them as often in both sums
@@ -139,7 +140,8 @@ class LongCE(Weighted):
         rounds = len(parts)
         if self.alike:
             rounds = int(max(count for (count,) in self.rank_sync.numbers([rounds])))
-        while len(parts) < rounds:  # another process has more to read: the first tokens of all
+        # another process has more to read: the first tokens of all
+        while len(parts) < rounds:
             parts.append(begins.new_zeros(1, 2))
 
         found_BT = torch.zeros(ids_BT.shape, device=ids_BT.device)

@@ -42,7 +42,8 @@ def divide(model: nn.Module, arguments: TrainingArguments, optimization: Optimiz
     rate = arguments.learning_rate
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            shape = getattr(parameter, "ds_shape", parameter.shape)  # sharded, it has one dimension
+            # sharded, it has one dimension
+            shape = getattr(parameter, "ds_shape", parameter.shape)
             kind = MATRICES if len(shape) > 1 else VECTORS
             if name in positions:
                 kind = POSITIONS

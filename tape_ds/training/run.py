@@ -285,7 +285,8 @@ def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
     # add_callback warns of two of one class
     trainer.callback_handler.callbacks += run.scoring()
     trainer.add_callback(Progress(trainer, output / METRICS))
-    if run.names and recipe.samples.sample_prompts:  # after Progress, which reads the memory of a step
+    # after Progress, which reads the memory of a step
+    if run.names and recipe.samples.sample_prompts:
         trainer.add_callback(WriteSamples(trainer, recipe.samples, run.tokenizer))
     return trainer
 

@@ -53,7 +53,8 @@ class WriteSamples(TrainerCallback):
         texts = []
         devices = [self.trainer.args.device] if self.trainer.args.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
-            for prompt in self.asked.sample_prompts:  # one by one: padding would be another text to some encodings
+            # one by one: padding would be another text to some encodings
+            for prompt in self.asked.sample_prompts:
                 self.trainer.beat("scoring")
                 ids = prompt_ids(prompt, self.tokenizer)
                 (new,) = continue_prompts(model, [ids], new_tokens=self.asked.sample_tokens, ends=ends)

@@ -44,7 +44,8 @@ class ModelShape(NamedTuple):
 
 LLAMA_7B = ModelShape(32, 32, 128)
 LLAMA_8B = ModelShape(32, 8, 128)
-LARGE = (ModelShape(64, 8, 128), ModelShape(40, 40, 128))  # Llama-3-70B, Llama-2-13B
+# Llama-3-70B, Llama-2-13B
+LARGE = (ModelShape(64, 8, 128), ModelShape(40, 40, 128))
 OTHERS = (
     ModelShape(12, 12, 64),  # 155M (TAPE, arXiv:2501.00712)
     ModelShape(9, 3, 64),  # SmolLM2-135M
@@ -114,7 +115,9 @@ def decode_attention_calls(dtype: torch.dtype) -> Calls:
             k = torch.empty(batch, model.groups, 2 * WHOLE, model.width, dtype=dtype, device=DEVICE)
             v = torch.empty(batch, model.groups, 2 * WHOLE, wide * model.width, dtype=dtype, device=DEVICE)
             halves = v[:, :, :keys].split(model.width, dim=-1)
-            ids = torch.empty(batch, keys, dtype=torch.int64, device=DEVICE) if padding else None
+            ids = None
+            if padding:
+                ids = torch.empty(batch, keys, dtype=torch.int64, device=DEVICE)
             name = f"{model} B={batch} T={queries} S={keys} V={wide}K{marks(documents=padding)}"
             yield name, functools.partial(decode_attention, q, k[:, :, :keys], *halves, document_ids=ids)
 

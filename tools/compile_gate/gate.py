@@ -100,7 +100,8 @@ def collect(options: argparse.Namespace, makers: list[Maker]) -> list[Build]:
 
     if options.once:
         first: dict[Any, Build] = {}
-        for build in builds:  # the same: a kernel with one launch, compile-time sizes and absent pointers
+        # the same: a kernel with one launch, compile-time sizes and absent pointers
+        for build in builds:
             params = getattr(importlib.import_module(build.module), build.kernel).params
             metadata = json.loads(build.data)
             constants = [

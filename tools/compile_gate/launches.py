@@ -32,7 +32,8 @@ class Build(NamedTuple):
     dtype: str
     call: str  # the first that needs it
     launch: Launch
-    data: str  # Triton's description of the specialisation, from which ``JITFunction.preload`` compiles it anywhere
+    # Triton's description of the specialisation, from which ``JITFunction.preload`` compiles it anywhere
+    data: str
 
     @property
     def title(self) -> str:

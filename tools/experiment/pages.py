@@ -27,7 +27,8 @@ from tools.experiment.table import PAPER, SCALES
 
 RESULTS = Path("docs/results")
 OVERVIEW = RESULTS / "README.md"
-STORED = RESULTS / "reproduce"  # which ``--results`` names for the overview
+# which ``--results`` names for the overview
+STORED = RESULTS / "reproduce"
 NOT_MEASURED = "not measured"
 WIDTH = 90  # characters of a line of code that the site shows
 
@@ -47,7 +48,8 @@ class StoredSource:
     @classmethod
     def of(cls, path: Path, result: results.Result) -> "StoredSource":
         words = list(result.command)
-        if words and words[0].endswith(".py"):  # results hold the script without the program that starts it
+        # results hold the script without the program that starts it
+        if words and words[0].endswith(".py"):
             script = Path(words[0])
             folder = "tools.experiments" if script.parent.name == "experiments" else script.parent.name
             start = ["deepspeed", f"launchers/{script.name}"]
@@ -133,7 +135,8 @@ def write(work: ExperimentWork, planned: Sequence[PlannedRun], folder: Path, typ
     """Write ``NAME``.md, .json and .csv of the complete runs into ``folder`` and return the page."""
     asked = work.experiment
     complete = [run for run in planned if work.scored(run) is not None]
-    since = work.all_scored(planned)  # of the last commands only what they wrote since then
+    # of the last commands only what they wrote since then
+    since = work.all_scored(planned)
     concluded = since is not None and runs.all_ended(work.own, work.commands(asked.then), since) is not None
     own = work.own if concluded else None
     rows, made, sources = gather(work, complete, own)
@@ -192,10 +195,12 @@ def gather(
                 shown_here |= {quantity: value for quantity, value in rows[""].items() if quantity.task}
             if is_shown or not asked.label:
                 sources.append(StoredSource.of(path, result))
-        seeds = [run.seed] if run.depends_on_seed else asked.seeds or [run.seed]  # run once, paired with every seed
+        # run once, paired with every seed
+        seeds = [run.seed] if run.depends_on_seed else asked.seeds or [run.seed]
         made += [StudyRow(run.arm, seed, own[""]) for seed in seeds]
         for label, numbers in own.items():
-            if label and (label, run.seed) not in untouched:  # every arm of a seed scores the same untouched model
+            # every arm of a seed scores the same untouched model
+            if label and (label, run.seed) not in untouched:
                 made.append(StudyRow(label, None, numbers))
                 untouched.add((label, run.seed))
         if shown_here:
@@ -235,7 +240,8 @@ def overview(root: Path = ROOT) -> str:
     sections = []
     for name, asked in labelled.items():
         heading = f"{asked.label}: {asked.about}"
-        anchor = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")  # as GitHub makes it
+        # as GitHub makes it
+        anchor = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
         first = f"[{asked.label}](#{anchor}): {asked.about}"
         sections.append(f"## {heading}")
         for ours in found[name]:
@@ -287,7 +293,8 @@ def next_to_published(label: str, ours: Measured, base: Path) -> str:
                 if value is None:
                     cells.append("-")
                 elif abs(value) >= 1e6 or (value and abs(value) < max(1e-3, 0.5 * 10**-decimals)):
-                    cells.append(f"{value:.1e}")  # also what would be rounded to 0
+                    # also what would be rounded to 0
+                    cells.append(f"{value:.1e}")
                 else:
                     cells.append(f"{value:,.{decimals}f}")
             lines.append([method, *cells])

@@ -75,7 +75,8 @@ def trained(result: results.Result) -> Rows:
 
     native = figures.get("native_length", 0)
     scores = figures.get("loss_by_position") or {}
-    made = next(reversed(scores), None)  # a run scores its trained model last
+    # a run scores its trained model last
+    made = next(reversed(scores), None)
     for variant in scores:
         if variant not in (made, "untouched"):
             continue
@@ -135,7 +136,9 @@ def passkeys(result: results.Result) -> Rows:
     protocol = result.config.get("protocol")
     asked = result.figures["passkeys"]
     task = "multikey" if protocol == "multikey" else "passkey"
-    metric = "accuracy" if protocol in ("published", "multikey") else "accuracy, own prompts"
+    metric = "accuracy, own prompts"
+    if protocol in ("published", "multikey"):
+        metric = "accuracy"
     return {"": {Quantity(task, metric, each["length"]): 100 * each["correct"] / each["trials"] for each in asked}}
 
 

@@ -115,7 +115,8 @@ class Starting:
         environment = installation.environment()
         if words[0] == "launch" and not torch.cuda.is_available():
             environment.setdefault("DS_ACCELERATOR", "cpu")
-            environment.setdefault("OMP_NUM_THREADS", "1")  # processes would compete for the cores
+            # processes would compete for the cores
+            environment.setdefault("OMP_NUM_THREADS", "1")
         log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "w", encoding="utf-8") as file:
             return subprocess.run(self.line(words), stdout=file, stderr=file, env=environment).returncode
@@ -153,7 +154,8 @@ def plan(asked: Experiment, passed_on: Sequence[str], output: Path, processes: i
     for arm in asked.arms:
         with collecting(problems):
             own_seeds[arm] = load(arm, [])[0].trainer_value("seed")
-    raise_if_any(list({str(problem): problem for problem in problems}.values()))  # of several arms once
+    # of several arms once
+    raise_if_any(list({str(problem): problem for problem in problems}.values()))
 
     seeds: Sequence[int | None] = asked.seeds or [None]
     planned = []
@@ -267,14 +269,16 @@ class ExperimentWork:
 
     def run_all(self, planned: Sequence[PlannedRun]) -> Iterator[tuple[PlannedRun, Path | None]]:
         """Run everything, some at a time; yield each run in order when it has ended, with the log of what failed."""
-        if self.jobs == 1:  # a pool would begin the next run while the caller writes the page of this one
+        # a pool would begin the next run while the caller writes the page of this one
+        if self.jobs == 1:
             yield from ((run, self.run_one(run)) for run in planned)
             return
         pool = ThreadPoolExecutor(self.jobs)
         try:
             yield from zip(planned, pool.map(self.run_one, planned), strict=True)
         finally:
-            pool.shutdown(cancel_futures=True)  # after an error nothing more begins
+            # after an error nothing more begins
+            pool.shutdown(cancel_futures=True)
 
     def run_steps(self, label: str, commands: Sequence[Sequence[str]], folder: Path, since: str) -> Path | None:
         """Run commands in order, from the first that has not ended since ``since`` or since the command before it;
@@ -289,7 +293,8 @@ class ExperimentWork:
             typed = shlex.join(words)
             log = folder / f"{kind}_{zlib.crc32(typed.encode()):08x}.txt"
             print(f"{label}: {shlex.join(self.starting.typed(words))}, see {log}", flush=True)
-            for name in done.get(typed, {}).get("left", ()):  # the command would refuse to replace it
+            # the command would refuse to replace it
+            for name in done.get(typed, {}).get("left", ()):
                 (folder / name).unlink(missing_ok=True)
             before = _results(folder)
             if self.starting.run_command(words, log) != 0:

@@ -14,7 +14,8 @@ import numpy as np
 from scipy.special import stdtrit
 
 CONFIDENCE = 0.95  # of every interval
-MOST_FLIPPED = 20  # differences whose sign patterns are all tried: a million
+# differences whose sign patterns are all tried: a million
+MOST_FLIPPED = 20
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ def sample(values: Sequence[float]) -> Sample:
 
 def t_test(differences: Sequence[float]) -> float:
     """Return the two-sided p of the paired t test: of a mean of 0 under Student's distribution."""
-    if len(set(differences)) == 1:  # without a spread there is no distribution
+    # without a spread there is no distribution
+    if len(set(differences)) == 1:
         if differences[0] == 0:
             return 1.0
         return 0.0

@@ -106,7 +106,8 @@ class Study:
             self.arms.setdefault(row.arm, []).append(row)
         self.seeds = sorted({row.seed for row in rows if row.seed is not None})
         quantities = readings.ordered(row.figures for row in rows)
-        quantities.sort(key=lambda quantity: quantity.metric in ("train_loss", *COSTS))  # costs last
+        # costs last
+        quantities.sort(key=lambda quantity: quantity.metric in ("train_loss", *COSTS))
         self.measures = list(map(Measure, quantities))
 
         self.primary = self.measures[0]
@@ -134,7 +135,8 @@ class Study:
             paired[arm] = {seed: values[seed] - base[seed] for seed in sorted(values.keys() & base.keys())}
             differences = list(paired[arm].values())
             samples[arm] = statistics.sample(differences) if differences else None
-            if len(differences) > 1:  # an arm that diverged is a claim as well, and one that nothing confirms
+            # an arm that diverged is a claim as well, and one that nothing confirms
+            if len(differences) > 1:
                 finite = all(map(math.isfinite, differences))
                 ps[arm] = statistics.sign_flip(differences) if finite else 1.0
         holm = dict(zip(ps, statistics.holm([*ps.values()]), strict=True))
@@ -199,8 +201,11 @@ def verdict(study: Study, claim: Claim) -> str:
         return f"{claim.arm}: no significant difference from {reference}; on average {estimate}."
     if claim.p_holm <= ALPHA:
         return f"{claim.arm}: {estimate}."
-    least = min(1.0, len(study.claims) * 2.0 ** (1 - sample.n))  # as Holm's p is
-    few = f"; {sample.n} seeds cannot give a lower one than {least:.2g} here" if least > ALPHA else ""
+    # as Holm's p is
+    least = min(1.0, len(study.claims) * 2.0 ** (1 - sample.n))
+    few = ""
+    if least > ALPHA:
+        few = f"; {sample.n} seeds cannot give a lower one than {least:.2g} here"
     return f"{claim.arm}: {estimate}, but the sign-flip test does not confirm it (Holm's p {claim.p_holm:.2g}{few})."
 
 

@@ -20,8 +20,10 @@ from tools.experiment.statistics import MOST_FLIPPED
 FOLDER = ROOT / "tools" / "experiments"
 SMALL = "small"
 PAPER = "paper"
-SCALES = (SMALL, PAPER)  # a file's own keys, for two CPU cores; those of its ``paper``, for GPUs
-OWN = ("seed", "output_dir", "resume", "resume_from_checkpoint")  # fields of a recipe that the runner decides
+# a file's own keys, for two CPU cores; those of its ``paper``, for GPUs
+SCALES = (SMALL, PAPER)
+# fields of a recipe that the runner decides
+OWN = ("seed", "output_dir", "resume", "resume_from_checkpoint")
 
 
 class Experiment(Section):

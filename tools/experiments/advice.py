@@ -88,7 +88,8 @@ PARTS = {
     ),
 }
 FEWEST = 3  # seeds of a stage that claims something, and of a band
-OUTSIDE = 0.25  # nats: an arm that is further from the reference everywhere is named, not drawn
+# nats: an arm that is further from the reference everywhere is named, not drawn
+OUTSIDE = 0.25
 LOSS = "loss past the native length"
 KEYS = "right answers past it, %"
 
@@ -154,7 +155,8 @@ def read(folder: Path) -> list[MethodRun]:
             continue
         figures = result.figures
         scores = figures["loss_by_position"]
-        made = next(reversed(scores))  # a run scores its trained model last
+        # a run scores its trained model last
+        made = next(reversed(scores))
         losses = {text: SpanLosses.from_dict(values) for text, values in scores[made].items()}
         asked = {}
         for protocol in ("multikey", "passkey"):
@@ -253,7 +255,10 @@ def verdict(claim: MethodClaim) -> str:
     if claim.p_holm > 1 - statistics.CONFIDENCE:
         return f"{claim.arm}: not told apart from {claim.against}, {size}."
     parts = "text" if claim.figure == LOSS else "length"
-    where = f"on each {parts}" if claim.same_sign else f"but not on each {parts}"
+    if claim.same_sign:
+        where = f"on each {parts}"
+    else:
+        where = f"but not on each {parts}"
     return f"{claim.arm}: {'better' if gain > 0 else 'worse'} than {claim.against}, {size}, {where}."
 
 
@@ -266,7 +271,10 @@ def page(part: ProtocolPart, name: str, arms: dict[str, dict[int, MethodRun]], c
         if not values:
             return "-"
         found = statistics.sample(values)
-        width = found.half_width if found.n >= FEWEST else None  # of two runs it is six times their distance
+        # of two runs it is six times their distance
+        width = None
+        if found.n >= FEWEST:
+            width = found.half_width
         return number(found.mean, spec) + ("" if width is None else f" ± {number(width, spec)}")
 
     losses = []

@@ -54,7 +54,8 @@ def find(typed_models: Sequence[str], options: argparse.Namespace) -> dict[str, 
             own.device = options.device
             found[name] = models.find(own)
             problems += inspection.check(found[name].config)
-    raise_if_any(list({str(problem): problem for problem in problems}.values()))  # all share those of the environment
+    # all share those of the environment
+    raise_if_any(list({str(problem): problem for problem in problems}.values()))
     return found
 
 

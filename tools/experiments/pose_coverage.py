@@ -91,7 +91,10 @@ def main(argv: list[str] | None = None) -> int:
         summaries["distances_beyond_the_window"] = summarise(pairs, window)
     bins = bins_of(pairs)
     skips = f", {pose.skips} skips" if pose.chunks > 2 else ""
-    made = f"PoSE, {pose.chunks} chunks{skips}" if pose.chunks > 1 else f"packing {recipe.data.packing}"
+    if pose.chunks > 1:
+        made = f"PoSE, {pose.chunks} chunks{skips}"
+    else:
+        made = f"packing {recipe.data.packing}"
     label = f"{recipe.name}: {len(items):,} sequences, {made}"
     draw(bins, output / f"{NAME}.png", label=label, window=window, target=target)
     storage.write_text(output / f"{NAME}.csv", storage.as_csv(list(bins[0]), (list(each.values()) for each in bins)))

@@ -130,7 +130,8 @@ def measure(name: str, found: FoundModel, texts: Sequence[ScoredText], own: argp
     model = inspected_models.as_own(found.load())
     token = found.tokenizer().bos_token_id
     figures = {}
-    with used_at(model, own.tokens + SHIFT):  # yarn: one scale of the angles for all
+    # yarn: one scale of the angles for all
+    with used_at(model, own.tokens + SHIFT):
         for text in texts:
             figures[text.name] = changes(model, torch.from_numpy(text.ids.astype("int64")), own.layers, token)
     mean = mean_of(figures.values())

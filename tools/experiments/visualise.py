@@ -181,7 +181,8 @@ def prepare(own: argparse.Namespace) -> tuple[dict[str, FoundModel], list[int]]:
         problems.append(Problem("--against", own.against, wrong, "compare models of one size"))
     raise_if_any(problems)
     for what, most in (("layers", LAYERS), ("heads", HEADS)):
-        count = sizes[0][what]  # evenly spaced numbers from 1, with the first and the last
+        # evenly spaced numbers from 1, with the first and the last
+        count = sizes[0][what]
         spread = [1 + round(place) for place in (range(count) if count <= most else np.linspace(0, count - 1, most))]
         vars(own)[what] = sorted(set(vars(own)[what] or spread))
 
@@ -206,7 +207,10 @@ def position_maps(seen: SeenModel, heads: Sequence[int]) -> dict[tuple[str, str]
     share = seen.heads // most  # query heads that share a state
     for layer, states in seen.positions.items():
         for state in sorted({(head - 1) // share for head in heads}):
-            name = f"heads {state * share + 1} to {(state + 1) * share}" if share > 1 else f"head {state + 1}"
+            if share > 1:
+                name = f"heads {state * share + 1} to {(state + 1) * share}"
+            else:
+                name = f"head {state + 1}"
             maps[f"layer {layer}", "all heads" if most == 1 else name] = states[min(state, len(states) - 1)]
     return maps
 
@@ -234,7 +238,8 @@ def draw(kind: MapKind, path: Path) -> None:
         for column, layer in enumerate(layers):
             axes = panels[row][column]
             values_TT = kind.maps[layer, head].astype(np.float32)
-            values_TT = np.where(np.tri(len(values_TT), dtype=bool), values_TT, np.nan)  # blank after the query
+            # blank after the query
+            values_TT = np.where(np.tri(len(values_TT), dtype=bool), values_TT, np.nan)
             last = len(values_TT) + 0.5  # tokens are counted from 1
             image = axes.imshow(
                 values_TT,

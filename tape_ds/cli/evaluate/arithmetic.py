@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from tape_ds.scoring.models import FoundModel
     from tape_ds.scoring.resumable import Evaluation
 
-MOST = 10_000  # problems of a cell at most: more would take hours to find where there are few
+# problems of a cell at most: more would take hours to find where there are few
+MOST = 10_000
 SAMPLES = 100
 ROWS = 1000
 BATCH_SIZE = 400

@@ -79,7 +79,8 @@ def main(argv: list[str] | None = None) -> int:
     tasks = harness_tasks.load(config)
     rolling = tasks.rolling()
     begin = beginning(found.tokenizer()) if rolling else []
-    if begin:  # scores that lm-eval's own model, and earlier versions of this one, do not give
+    # scores that lm-eval's own model, and earlier versions of this one, do not give
+    if begin:
         deciding["text_begins_with"] = found.tokenizer().decode(begin)
     work = resumable.Evaluation(
         "harness",
@@ -133,7 +134,8 @@ def main(argv: list[str] | None = None) -> int:
         if results is None:
             return {}
         samples = results.pop("samples", None) or {}
-        work.path.unlink(missing_ok=True)  # killed from here on, no other result is left with these texts
+        # killed from here on, no other result is left with these texts
+        work.path.unlink(missing_ok=True)
         for name in scrolls.NAMES:
             (work.folder / "scrolls" / f"{name}.json").unlink(missing_ok=True)
         for name, file in submission.items():
@@ -165,7 +167,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
     parser = Parser(prog="tape-ds evaluate harness", description=__doc__)
     add_model(parser)
-    add_output(parser, seed=False)  # lm-eval's own four: published numbers' shots were drawn with its defaults
+    # lm-eval's own four: published numbers' shots were drawn with its defaults
+    add_output(parser, seed=False)
     group = parser.add_argument_group("reading")
     group.add_argument(
         "--batch_size",

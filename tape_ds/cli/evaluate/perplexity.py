@@ -67,7 +67,8 @@ def main(argv: list[str] | None = None) -> int:
     stride = STRIDE if options.stride is None else options.stride
     deciding = {"lengths": options.lengths, "stride": stride}
     if options.convention == "blocks":
-        deciding["stride"] = options.stride  # none: blocks follow on one another
+        # none: blocks follow on one another
+        deciding["stride"] = options.stride
     deciding |= {name: vars(options)[name] for name in SCORING}
     if options.long_ppl:
         about_judge = None if judge is None else judge.about()

@@ -42,7 +42,8 @@ class CutConversations:
     cut: int  # truncated
     cut_tokens: int  # tokens that the truncated ones lost
     left_out: int  # too long
-    unanswered: int  # left out because no token of an answer would be kept
+    # left out because no token of an answer would be kept
+    unanswered: int
 
     def __str__(self) -> str:
         lost = f"{self.cut:,} of {self.read:,} conversations cut by {self.cut_tokens:,} tokens"

@@ -31,9 +31,12 @@ WITHOUT_ANSWERS = "test"  # its reference answers are not published
 
 @dataclass(frozen=True)
 class Dataset:
-    name: str  # in recipes and commands, and the stem of its zip file in `HUB_REPOSITORY`
-    kind: Literal["answer", "summary"]  # the model's output; decides the prompt (`prompts`)
-    metric: Literal["f1", "exact_match", "rouge"]  # SCROLLS' score; rouge: the geometric mean of ROUGE-1, -2 and -L
+    # in recipes and commands, and the stem of its zip file in `HUB_REPOSITORY`
+    name: str
+    # the model's output; decides the prompt (`prompts`)
+    kind: Literal["answer", "summary"]
+    # SCROLLS' score; rouge: the geometric mean of ROUGE-1, -2 and -L
+    metric: Literal["f1", "exact_match", "rouge"]
     questions: bool = True  # whether a question precedes the text
 
     @property
@@ -58,7 +61,8 @@ DATASETS: Mapping[str, Dataset] = {
     )
 }
 MADE = Dataset("stdlib", "answer", "f1")
-MADE_ROWS = {"train": 2000, "validation": 100, "test": 100}  # the first from training files, the others from held-out
+# the first from training files, the others from held-out
+MADE_ROWS = {"train": 2000, "validation": 100, "test": 100}
 NAMES = (*DATASETS, MADE.name)
 # of an excerpt, around a function's first line
 _LINES_BEFORE = 12
@@ -80,7 +84,8 @@ class ScrollsRow:
     id: str
     input: str
     output: str | None
-    hard: bool = False  # QuALITY's mark of a question that hurried readers got wrong (`is_hard`)
+    # QuALITY's mark of a question that hurried readers got wrong (`is_hard`)
+    hard: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,8 +93,10 @@ class Example:
     """One question with all of its reference answers."""
 
     id: str
-    input: str  # as published: the question, an empty line, the document; a summary has no question, except in QMSum
-    outputs: tuple[str, ...]  # in the order of the file; empty in the split `test`
+    # as published: the question, an empty line, the document; a summary has no question, except in QMSum
+    input: str
+    # in the order of the file; empty in the split `test`
+    outputs: tuple[str, ...]
     hard: bool = False
 
 
@@ -129,13 +136,16 @@ def rows(
     is_empty = True
     for place, fields in source.rows(split):
         is_empty = False
-        output = fields["output"] if isinstance(fields.get("output"), str) else None
+        output = None
+        if isinstance(fields.get("output"), str):
+            output = fields["output"]
         if missing := [column for column in wanted if not isinstance(fields.get(column), str)]:
             wrong = f"has no text under {', '.join(missing)}"
         elif not fields["input"].strip():
             wrong = "has an empty input"
         elif not storage.is_utf8(f"{fields['id']}{fields['input']}{output}"):
-            wrong = "is not Unicode text"  # half of a surrogate pair, as "\ud83d", cannot be tokenised or written
+            # half of a surrogate pair, as "\ud83d", cannot be tokenised or written
+            wrong = "is not Unicode text"
         else:
             yield ScrollsRow(fields["id"], fields["input"], output, fields.get("is_hard") is True)
             continue
@@ -148,7 +158,8 @@ def made_rows(split: str) -> list[tuple[str, str, str]]:
     """Return (id, question, answer) of the questions about Python's sources, spread over all files."""
     questions = []
     for document in StandardLibrary("stdlib").documents("train" if split == "train" else "heldout"):
-        lines = document.text.split("\n")  # as ast counts them: a form feed ends none
+        # as ast counts them: a form feed ends none
+        lines = document.text.split("\n")
         functions = [node for node in ast.walk(ast.parse(document.text)) if isinstance(node, ast.FunctionDef)]
         names = [node.name for node in functions]
         for node in functions:
@@ -225,7 +236,9 @@ def _locate(name: str, split: str, data_dir: str | Path | None) -> str | None:
             return str(plain)
         if not archive.is_file():
             # of a missing folder the same words for every split, so that they are one problem
-            wrong = f"no {member} and no {name}.zip there" if given.is_dir() else "no such folder"
+            wrong = "no such folder"
+            if given.is_dir():
+                wrong = f"no {member} and no {name}.zip there"
             remedy = "give a folder with NAME/SPLIT.jsonl or NAME.zip, or leave it out to use the hub's"
             raise UserError(Problem("data_dir", str(data_dir), wrong, remedy))
     pattern = f"zip://{member}::{archive}"

@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 # around the text of a summary
 BEFORE = "Context:\n"
 REQUEST = "\n Please summarize this report:"
-REFERENCE_REQUEST_TOKENS = 7  # kept at a prompt's end by the published code: the request in Llama's vocabulary
-REFERENCE_WORDS = 20_000  # of a text, in published training; published generation reads 15,000
+# kept at a prompt's end by the published code: the request in Llama's vocabulary
+REFERENCE_REQUEST_TOKENS = 7
+# of a text, in published training; published generation reads 15,000
+REFERENCE_WORDS = 20_000
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,8 @@ def prompt_ids(
     kept_at_end = 0
     if summary:
         kept_at_end = REFERENCE_REQUEST_TOKENS
-        if not reference_format:  # the line break is part of it, which some vocabularies join to a full stop
+        # the line break is part of it, which some vocabularies join to a full stop
+        if not reference_format:
             kept_at_end = max(
                 len(middle_ids(f"{end}{REQUEST}", tokenizer)) - len(middle_ids(end, tokenizer)) for end in (".", "a")
             )
@@ -71,7 +74,8 @@ def prompt_ids(
         raise UserError(Problem("max_tokens", max_tokens, wrong, f"give more than {reserve + kept_at_end}"))
     ids = prompting.prompt_ids(text_input, tokenizer)
     cut = max(0, len(ids) - room)
-    if cut or (summary and reference_format):  # the published code repeats the end of a short prompt, too
+    # the published code repeats the end of a short prompt, too
+    if cut or (summary and reference_format):
         ids = ids[: room - kept_at_end] + ids[len(ids) - kept_at_end :]
     return ScrollsPrompt(ids, cut + beyond)
 

@@ -88,7 +88,8 @@ def parse_all(specs: Sequence[str], field: str = "data", bad_rows: BadRows | Non
             problems += error.problems
             continue
         if bad_rows is not None:
-            source.bad_rows = BadRows(bad_rows.limit)  # rows of the check do not count
+            # rows of the check do not count
+            source.bad_rows = BadRows(bad_rows.limit)
         problems += source.check()
         source.bad_rows = bad_rows or source.bad_rows
         sources.append(source)

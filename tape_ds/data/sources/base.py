@@ -45,7 +45,8 @@ class Document:
 class Shard:
     """A part of a source that is read separately, usually a file. Picklable."""
 
-    name: str  # the same in every run over the same data; unique within its source
+    # the same in every run over the same data; unique within its source
+    name: str
     documents: Callable[[], Iterator[Document]]
     """Read the shard from its beginning, in a fixed order; raises as :meth:`Source.documents`."""
 
@@ -55,8 +56,10 @@ class Source(ABC):
 
     kind: ClassVar[str]
     form: ClassVar[str]
-    tokenised: ClassVar[bool] = False  # True: yields token ids through ``token_rows`` instead of ``documents``
-    stream: ClassVar[bool] = False  # True: its one document is several documents without a border
+    # True: yields token ids through ``token_rows`` instead of ``documents``
+    tokenised: ClassVar[bool] = False
+    # True: its one document is several documents without a border
+    stream: ClassVar[bool] = False
 
     def __init__(self, spec: str, field: str = "data"):
         self.spec = spec
@@ -229,14 +232,16 @@ class TokenSource(Source):
     """Documents that are token ids already, in a file or a folder."""
 
     tokenised = True
-    streamed: ClassVar[bool] = False  # True: `token_shards` gives its parts
+    # True: `token_shards` gives its parts
+    streamed: ClassVar[bool] = False
     other_ids: ClassVar[str] = "tokenise the text again with this model's tokenizer"
     """Remedy where ids are not in the vocabulary."""
 
     def __init__(self, spec: str, field: str = "data"):
         super().__init__(spec, field)
         self.path = paths.of(self.rest)
-        self.eos: int | None = None  # of the tokenizer, where documents end with it; set by readers, as `bad_rows`
+        # of the tokenizer, where documents end with it; set by readers, as `bad_rows`
+        self.eos: int | None = None
 
     @abstractmethod
     def token_rows(self) -> Iterator[tuple[str, np.ndarray]]:

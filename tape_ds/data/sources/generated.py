@@ -37,7 +37,8 @@ class GeneratedDocuments(Source):
         """The source of the text that records are put into. Raises :class:`UserError`."""
         if self.options.text is None:
             return None
-        from tape_ds.data.sources import parse  # here: it lists this class
+        # here: it lists this class
+        from tape_ds.data.sources import parse
 
         return parse(self.options.text, self.field)
 

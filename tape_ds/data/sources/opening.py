@@ -51,7 +51,8 @@ class File:
         """
         with self._raw() as raw:
             head = b""
-            if raw.seekable():  # others are identified by their names alone
+            # others are identified by their names alone
+            if raw.seekable():
                 head = raw.read(_HEAD)
                 raw.seek(0)
             if paths.is_lfs_pointer(head):
@@ -73,7 +74,8 @@ class File:
         except FileNotFoundError as error:
             if error.strerror is not None:
                 raise
-            raise ValueError("no file of this name is in the archive") from error  # fsspec's error is the name alone
+            # fsspec's error is the name alone
+            raise ValueError("no file of this name is in the archive") from error
 
     def _size(self, raw: Any) -> int | None:
         if raw.seekable():

@@ -10,7 +10,8 @@ from typing import Any
 
 from tape_ds.errors import Problem
 
-Entry = str | Mapping[str, Any]  # a data spec, or {"source": SPEC, "weight": NUMBER}
+# a data spec, or {"source": SPEC, "weight": NUMBER}
+Entry = str | Mapping[str, Any]
 
 LARGEST = 2**63  # far below where a sum of weights would overflow
 

@@ -77,7 +77,9 @@ def family_note(config: Mapping[str, Any]) -> str:
     window."""
     kind = config.get("model_type")
     layers = config.get("layer_types") or []
-    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+    window = None
+    if config.get("use_sliding_window", True):
+        window = config.get("sliding_window")
     note = ""
     if config.get("auto_map") and (kind in SHAPES or other_family(config) is not None):
         note = f"; its folder's own code (auto_map) is not run: it is read as transformers' {kind}"
@@ -159,7 +161,10 @@ def check_name(field: str, name: str, files: tuple[str, ...] = ()) -> Iterator[P
         yield Problem(field, name, "a file, not a model's folder", f"give its folder: {path.parent}")
     elif not hub.is_id(name):
         close = did_you_mean(name, [SMOLLM2])
-        hint = f"{close} Or give" if close.startswith("did") else f"give {SMOLLM2},"
+        if close.startswith("did"):
+            hint = f"{close} Or give"
+        else:
+            hint = f"give {SMOLLM2},"
         remedy = f"{hint} a folder, a .gguf file or a hub id (owner/name or owner/name@revision)"
         yield Problem(field, name, "no such folder", remedy)
 
@@ -185,5 +190,7 @@ def _without(field: str, name: str, folder: Path, files: tuple[str, ...]) -> Pro
         remedy = f"make a whole model of it and its base, and give that: tape-ds merge {name} OUT"
         return Problem(field, name, "an adapter, not a whole model", remedy)
     inner = [*folder.glob("*.gguf"), *(file.parent for pattern in _DEEPER for file in sorted(folder.glob(pattern)))]
-    remedy = f"did you mean {inner[0]}?" if inner else "give a folder saved by save_pretrained"
+    remedy = "give a folder saved by save_pretrained"
+    if inner:
+        remedy = f"did you mean {inner[0]}?"
     return Problem(field, name, f"no {' and no '.join(files)} in this folder", remedy)

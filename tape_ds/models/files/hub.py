@@ -64,7 +64,8 @@ def config(name: str) -> Fetched:
     )
 
     repository, revision = split(name)
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # failures are reported here
+    # failures are reported here
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
         cached = try_to_load_from_cache(repository, CONFIG, revision=revision)
         if isinstance(cached, str):
@@ -108,7 +109,8 @@ def download(name: str, *, with_weights: bool = True) -> Path:
     try:
         folder = Path(fetch(revision=revision, allow_patterns=list(_SMALL)))
         if with_weights:
-            revision = commit_of(folder) or revision  # the branch may move between two questions
+            # the branch may move between two questions
+            revision = commit_of(folder) or revision
             for whole in (weight_files.WHOLE, weight_files.PICKLED):
                 shards = {whole, *weight_files.places(folder, whole).values()}
                 fetch(revision=revision, allow_patterns=[*_SMALL, *_TRAINED, *shards])

@@ -49,7 +49,8 @@ def how_to_repair(error: Exception) -> str:
         return f"take the comments out (//, # or /*), the first of them at {place}: JSON has none"
     if at in ("}", "]") and before.endswith(","):
         return f"take out the comma before the {at} at {place}: JSON has none there"
-    if "trailing comma" in error.msg:  # since Python 3.13, which points at the comma
+    # since Python 3.13, which points at the comma
+    if "trailing comma" in error.msg:
         return f"take out the comma at {place}: JSON has none there"
     return ""
 

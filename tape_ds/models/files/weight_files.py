@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 WHOLE = "model.safetensors"
 PICKLED = "pytorch_model.bin"
-_PICKLE = b"\x80"  # how a pickle of any protocol since 2 begins: torch's older format
+# how a pickle of any protocol since 2 begins: torch's older format
+_PICKLE = b"\x80"
 ADAPTER = "adapter_model.safetensors"
 PICKLED_ADAPTER = "adapter_model.bin"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -92,7 +93,8 @@ def check_folder(folder: str | Path, field: str = "model") -> list[Problem]:
         shards = sorted(set(places(folder, whole, field).values()))
     missing = []
     for name in shards:
-        if Path(name).name != name:  # an index must not name files elsewhere
+        # an index must not name files elsewhere
+        if Path(name).name != name:
             wrong = f"the shard {name!r} that it names is not a file of this folder"
             problems.append(Problem(field, str(index), wrong, _WHOLE_FOLDER))
         elif not (folder / name).is_file():
@@ -259,7 +261,8 @@ def _header_of(file: Path) -> _FileHeader:
 def _read_header(file: Path, version: tuple[int, ...]) -> _FileHeader:
     """Read a file's header, once for each ``version`` of it: a folder is checked, asked for its sizes and its dtype,
     and then it is loaded."""
-    with safe_open(file, framework="np"):  # compares the header with the file
+    # compares the header with the file
+    with safe_open(file, framework="np"):
         pass
     with file.open("rb") as opened:
         (length,) = struct.unpack("<Q", opened.read(8))

@@ -90,7 +90,8 @@ def convert(source: Path, folder: Path) -> None:
             for part, rows_DD in zip("qkv", tensor.chunk(3), strict=True):
                 converted[name.replace("W_pack", f"{part}_proj")] = rows_DD.clone()
         elif name == "lm_head.weight":
-            converted[name] = torch.nn.functional.normalize(tensor.float()).to(tensor.dtype)  # rounded once
+            # rounded once
+            converted[name] = torch.nn.functional.normalize(tensor.float()).to(tensor.dtype)
         elif not name.endswith(".rotary_emb.inv_freq"):  # follows from the configuration
             converted[name] = tensor
 

@@ -58,6 +58,7 @@ def open_base(name: str) -> BaseModel:
     unpacked. UserError for a model of a family that cannot be extended."""
     path = Path(name).expanduser()
     if name != SMOLLM2 and path.exists():
-        name = str(path.absolute())  # trained.json names it, and is read from any folder
+        # trained.json names it, and is read from any folder
+        name = str(path.absolute())
     folder = model_folder.resolve(name, with_weights=False)
     return BaseModel(name, folder, extendable.read(folder))

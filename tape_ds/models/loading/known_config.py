@@ -82,7 +82,8 @@ def _of_gguf_class(file: Path, changed: int) -> Mapping[str, Any]:
 @functools.lru_cache
 def _of_its_class(file: Path, changed: int) -> Mapping[str, Any]:
     """Return the configuration of a family that transformers' own class computes; ``changed``: the file's time."""
-    from tape_ds.models.loading import extendable  # transformers has the family's names for its RoPE
+    # transformers has the family's names for its RoPE
+    from tape_ds.models.loading import extendable
 
     config = extendable.read(file.parent)
     raise_if_any(extendable.check(config))

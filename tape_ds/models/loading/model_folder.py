@@ -53,11 +53,13 @@ def resolve(name_or_path: str, models: str | Path | None = None, *, with_weights
         return str(building.folder(models, name, build, "model", _ELSEWHERE))
     folder = Path(find_folder(name_or_path, with_weights=False))
     content: dict[str, Any] = {}
-    with contextlib.suppress(UserError):  # reading its configuration reports what is wrong
+    # reading its configuration reports what is wrong
+    with contextlib.suppress(UserError):
         content = json_file.read(folder / hub.CONFIG, "model", name_or_path)
     if content.get("model_type") != BAICHUAN:
         return str(find_folder(name_or_path) if with_weights else folder)
-    baichuan.llama_config(content, str(folder))  # refuses others before gigabytes are downloaded
+    # refuses others before gigabytes are downloaded
+    baichuan.llama_config(content, str(folder))
     source = Path(find_folder(name_or_path))
     # named after the source's files: a changed source is converted again
     stamp = _stamp(sorted(file for pattern in baichuan.FILES for file in source.glob(pattern)))
@@ -79,11 +81,13 @@ def find_folder(name_or_path: str, *, with_weights: bool = True) -> str | Path:
 
 
 def _write_gguf(file: Path, folder: Path) -> None:
-    extendable.read_gguf(file)  # what cannot be read is named with the file, and not with the folder
+    # what cannot be read is named with the file, and not with the folder
+    extendable.read_gguf(file)
     config = extendable.gguf_config(file)
     place = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     remedy = "fetch the file again, or give another GGUF file of a model that transformers knows"
-    silent = contextlib.redirect_stderr(io.StringIO())  # a bar that nothing switches off; what goes wrong is raised
+    # a bar that nothing switches off; what goes wrong is raised
+    silent = contextlib.redirect_stderr(io.StringIO())
     with library_errors.as_message("could not be read", "model", str(file), remedy), silent:
         loaded, info = AutoModelForCausalLM.from_pretrained(
             **place, config=config, dtype=torch.float32, output_loading_info=True

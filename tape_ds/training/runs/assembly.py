@@ -54,7 +54,9 @@ class NothingToDo(Exception):  # noqa: N818 - nothing went wrong
 
 def assemble(recipe: Recipe) -> Run:
     """Build everything up to the trainer. Raises UserError on all ranks alike, and :class:`NothingToDo`."""
-    base = open_base(recipe.model.model) if isinstance(recipe, ExtensionRecipe | FinetuningRecipe) else None
+    base = None
+    if isinstance(recipe, ExtensionRecipe | FinetuningRecipe):
+        base = open_base(recipe.model.model)
     kind = KINDS[type(recipe)]
     run = kind.resolve(recipe, base)
     run = replace(run, recipe=settle_here(run.recipe, run.config))
@@ -67,12 +69,16 @@ def assemble(recipe: Recipe) -> Run:
     run = _start(run)
     if run.resumed is not None:
         _require_same_run(run, run.resumed)
-    run = require_room(run)  # a finished run has nothing to do on any device, so this comes after it
+    # a finished run has nothing to do on any device, so this comes after it
+    run = require_room(run)
 
-    run = run.read_data()  # hours where text is tokenised, so everything that can refuse a run comes before
+    # hours where text is tokenised, so everything that can refuse a run comes before
+    run = run.read_data()
     run = replace(run, exact_weights=run.measure_weights())
     # after the process group: under ZeRO-3 weights are sharded as they are made or loaded
-    section = run.recipe.method if isinstance(run.recipe, ExtensionRecipe) else None
+    section = None
+    if isinstance(run.recipe, ExtensionRecipe):
+        section = run.recipe.method
     model = run.load_model()
     if base is not None and run.resumed is None:
         require_finite_weights(model, "model", base.name, run.rank_sync)
@@ -86,7 +92,8 @@ def _start(run: Run) -> Run:
     recipe = run.recipe
     folder = None if run.base is None else run.base.folder
     decides = {**identity.collect(recipe, run.tokenizer, run.fingerprints(), folder), **run.identity}
-    comparison.check(recipe.as_dict(), decides, recipe.trainer_value("ddp_timeout"))  # before a process group is made
+    # before a process group is made
+    comparison.check(recipe.as_dict(), decides, recipe.trainer_value("ddp_timeout"))
     arguments = recipe.training_arguments()
     join_process_group(arguments)
     rank_sync = RankSync()
@@ -97,7 +104,9 @@ def _start(run: Run) -> Run:
     resumed = None
     if recipe.trains:
         resumed = load.choose(recipe.trainer_value("resume_from_checkpoint"), output, rank_sync)
-        stage = None if recipe.deepspeed is None else deepspeed_config.stage(recipe.deepspeed)
+        stage = None
+        if recipe.deepspeed is not None:
+            stage = deepspeed_config.stage(recipe.deepspeed)
         load.require_fitting(resumed, stage, recipe.scale.tensor_parallel_size)
     run = replace(run, arguments=arguments, rank_sync=rank_sync, resumed=resumed, identity=decides)
     _require_own_folder(run)

@@ -174,7 +174,8 @@ class Extension(Run):
         if data.pose.chunks > 1:
             form = f"PoSE with {data.pose.chunks} chunks"
         outline = f"{self.sequences.origin}, {form}"
-        if not isinstance(self.sequences, MixedSequences):  # which name their sources themselves
+        # which name their sources themselves
+        if not isinstance(self.sequences, MixedSequences):
             outline = f"{weights.described(data.train_data)}: {outline}"
         return outline
 

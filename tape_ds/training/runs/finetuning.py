@@ -171,7 +171,8 @@ class Finetuning(Run):
         missing = [token for token in self.ends if token not in known]
         if missing:
             generation.eos_token_id = [*known, *missing]
-            generation._from_model_config = False  # else transformers may take the configuration's single one instead
+            # else transformers may take the configuration's single one instead
+            generation._from_model_config = False
         return model
 
     @property

@@ -114,7 +114,8 @@ class GeneratedRun(Run):
         share for each value of the larger size."""
         if not self.is_arithmetic:
             return [AnswerCount.of(test, some).to_dict() for test, some in found]
-        by_longest: dict[int, list[bool]] = {}  # whether all answers of a sequence are right
+        # whether all answers of a sequence are right
+        by_longest: dict[int, list[bool]] = {}
         for test, some in found:
             by_longest.setdefault(max(test.size), []).extend(map(all, some))
         scores = {}

@@ -40,7 +40,8 @@ class Pretraining(Run):
     def resolve(cls, recipe: PretrainingRecipe, base: None) -> "Pretraining":
         data = recipe.data
         size = recipe.model.vocab_size
-        if data.tokenizer is None:  # one trained on its data, and cached
+        # one trained on its data, and cached
+        if data.tokenizer is None:
             assert size is not None, "checked with the recipe"
             cache = paths.data_cache(data.data_cache)
             specs = generated.written_text(weights.specs_of(data.train_data))

@@ -27,7 +27,8 @@ class _Kind(type):
             if as_decorator:
                 return given[0]
             return _new(f"{cls.__name__}()")
-        return super().__call__(*given, **named)  # a class of the engine, with a stand-in among its bases
+        # a class of the engine, with a stand-in among its bases
+        return super().__call__(*given, **named)
 
     def __getitem__(cls, name: Any) -> Any:
         return cls
@@ -37,7 +38,8 @@ class _Kind(type):
 
 
 def _new(name: str) -> Any:
-    any_value = staticmethod(lambda source, handler: {"type": "any"})  # for a field of a pydantic model
+    # for a field of a pydantic model
+    any_value = staticmethod(lambda source, handler: {"type": "any"})
     return _Kind(name, (), {"stands_in": True, "__get_pydantic_core_schema__": any_value})
 
 

@@ -83,7 +83,8 @@ def load(
             if not cut_tokens and not reference_format:
                 break
             prompt = counting.decode(made.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-            prompt = prompt.rstrip(REPLACEMENT)  # a character of several tokens may have lost some
+            # a character of several tokens may have lost some
+            prompt = prompt.rstrip(REPLACEMENT)
             # What was cut may have more tokens as a text, as when the end of the document met the request within a
             # character: cut it shorter.
             too_many = len(prompt_ids(prompt, counting)) - (max_tokens - answer_room)
