@@ -162,7 +162,7 @@ class ExtensionRecipe(Recipe):
     def _outline_of_method(self) -> str:
         method = self.method
         groups = [name for name in ("position", "norms", "embeddings") if getattr(method, f"train_{name}")]
-        trained = [method.chosen.trains]
+        trained: list[str] = [method.chosen.trains]
         if trained == ["groups"]:
             trained = groups
         elif trained == ["adapters"]:
