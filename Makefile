@@ -2,7 +2,7 @@
 # make test    the default test suite (CPU only)
 # make versions    make test with the oldest versions that pyproject.toml allows, then with the newest: 14 GB of packages in
 #              .venv/oldest and .venv/newest, and an hour; VERSIONS=newest does one of them
-# make check   format, lint, types
+# make check   format, lint, types, which room imports which
 # make faults  every fault campaign in full (an hour or more; killed, it goes on): docs/results/faults.md
 # make scale   losses and gradients of every layout of processes against one process, in full: docs/results/scale.md
 # make engines what other engines compute of exported folders, against the table (an hour; 2 GB at a time): docs/results/export_readers.md
@@ -101,6 +101,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(CODE)
+	$(BIN)/lint-imports --no-logo
 
 # What was survived is kept in .cache/faults and not tried again; remove that folder to begin anew.
 faults: $(STAMP)

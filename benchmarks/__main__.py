@@ -88,7 +88,9 @@ def main(argv: list[str] | None = None) -> int:
         wrong += [row for row in rows.values() if row.status == WRONG and row.implementation.startswith(OURS)]
     for row in wrong:
         print(f"WRONG: {row.group} {row.shape}, {row.encoding}, {row.implementation}: {row.reason}", file=sys.stderr)
-    return 1 if wrong else 0
+    if wrong:
+        return 1
+    return 0
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -146,7 +148,8 @@ def measure(
     group = GROUPS[name]
     repeats = repeats or group.repeats or REPEATS[setting.device.type, group.single]
     print(f"{name}, {shape.label}", file=sys.stderr, flush=True)
-    torch.compiler.reset()  # after 8 shapes a compiled function would run uncompiled
+    # after 8 shapes a compiled function would run uncompiled
+    torch.compiler.reset()
     case = group.case(shape, setting)
     case = case._replace(entries=[entry for entry in case.entries if re.search(implementations, entry.implementation)])
     for finding in run(case, setting, repeats, head_start=group.single, warm_up=min(3, repeats // 10)):

@@ -36,7 +36,8 @@ from tape_ds import attention
 from tape_ds.attention.attend import attend as attend_in_model
 from tape_ds.attention.document_layout import DocumentLayout, layout_of_packed_sequences
 
-Call = Callable[..., tuple[Tensor, ...]]  # of queries, keys and pieces of the value; gives the output's pieces
+# of queries, keys and pieces of the value; gives the output's pieces
+Call = Callable[..., tuple[Tensor, ...]]
 SDPA = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -77,18 +78,23 @@ class Implementation(NamedTuple):
     def pieces(self, v: Tensor, e: Tensor) -> tuple[Tensor, ...]:
         if self.encoding == BASELINE:
             return (v,)
-        return (torch.cat((v, e), dim=-1),) if self.joined else (v, e)
+        if self.joined:
+            return (torch.cat((v, e), dim=-1),)
+        return (v, e)
 
 
 def lengths_of(shape: Shape) -> tuple[int, ...] | None:
     """Return the lengths of the documents in each sequence; None where every sequence is one text."""
-    return document_lengths(shape.tokens, shape.documents) if shape.documents else None
+    if shape.documents:
+        return document_lengths(shape.tokens, shape.documents)
+    return None
 
 
 def plain_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attend with whole matrices in the tensors' precision; causal, queries at the end of the keys."""
     group = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    k = k.repeat_interleave(group, dim=1)
+    v = v.repeat_interleave(group, dim=1)
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
     if q.shape[2] > 1:
         unseen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1 + k.shape[2] - q.shape[2])
@@ -102,10 +108,13 @@ def sdpa(name: str) -> Call:
     def call(q: Tensor, k: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
         _refuse_large_matrices(q, k, name == "math")
         group = q.shape[1] // k.shape[1]
-        if group > 1 and name == "efficient":  # refuses grouped queries: a user would repeat keys and values
-            k, values = k.repeat_interleave(group, 1), tuple(value.repeat_interleave(group, 1) for value in values)
+        # refuses grouped queries: a user would repeat keys and values
+        if group > 1 and name == "efficient":
+            k = k.repeat_interleave(group, 1)
+            values = tuple(value.repeat_interleave(group, 1) for value in values)
             group = 1
-        causal, grouped = q.shape[2] > 1, group > 1
+        causal = q.shape[2] > 1
+        grouped = group > 1
         with sdpa_kernel(SDPA[name]):
             return tuple(
                 F.scaled_dot_product_attention(q, k, value, is_causal=causal, enable_gqa=grouped) for value in values
@@ -147,7 +156,12 @@ def implementations(shape: Shape, device: torch.device) -> list[Implementation]:
         make = functools.partial(attend, name, lengths)
         ours += [Implementation(encoding, f"attend {name}", make) for encoding in (BASELINE, "tape")]
     by_torch = []
-    for name in () if lengths is not None else ("flash", "math") if on_cpu else SDPA:
+    kinds: Sequence[str] = SDPA
+    if lengths is not None:
+        kinds = ()  # torch's own takes no documents
+    elif on_cpu:
+        kinds = ("flash", "math")
+    for name in kinds:
         make = functools.partial(sdpa, name)
         by_torch.append(Implementation(BASELINE, f"sdpa {name}", make))
         by_torch.append(Implementation("tape", f"two calls, sdpa {name}", make))
@@ -160,7 +174,8 @@ def case(shape: Shape, setting: Setting, compared: Sequence[Implementation] | No
     """Return the implementations, by default all :func:`implementations`, with their truth."""
     compared = implementations(shape, setting.device) if compared is None else compared
     inputs = draw(shape, setting)
-    shared: dict[tuple[str, bool], tuple[Tensor, ...]] = {}  # leaves, of all implementations with the same pieces
+    # leaves, of all implementations with the same pieces
+    shared: dict[tuple[str, bool], tuple[Tensor, ...]] = {}
 
     def build(implementation: Implementation) -> Runner:
         call = implementation.make()
@@ -168,7 +183,8 @@ def case(shape: Shape, setting: Setting, compared: Sequence[Implementation] | No
         if key not in shared:
             values = implementation.pieces(inputs.v, inputs.e)
             shared[key] = tuple(x.detach().requires_grad_() for x in (inputs.q, inputs.k, *values))
-        leaves, returned = shared[key], implementation.pieces(inputs.dv, inputs.de)
+        leaves = shared[key]
+        returned = implementation.pieces(inputs.dv, inputs.de)
 
         def forward() -> tuple[Tensor, ...]:
             with implementation.around():

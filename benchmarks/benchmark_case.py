@@ -18,7 +18,9 @@ from torch import Tensor
 from benchmarks.measure import Runner, Summary, TimedSample, bytes_of, clock, interleaved, peak_bytes, summarise
 
 BASELINE = "rope"  # the encoding that the others' times are divided by
-TIMED, WRONG, REFUSED = "timed", "wrong", "refused"
+TIMED = "timed"
+WRONG = "wrong"
+REFUSED = "refused"
 FIRST = 3  # samples of an implementation before all are timed in turn
 STRETCHES = 16
 FACTOR = 2.0

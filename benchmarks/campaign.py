@@ -40,10 +40,13 @@ WHEELS = ["pydantic", "pydantic-core", "annotated-types", "typing-inspection"]
 WHEELS += ["deepspeed", "hjson", "msgpack", "ninja", "py-cpuinfo", "einops", "liger-kernel"]
 WHEELS += ["datasets", "dill", "multiprocess", "xxhash", "gguf"]
 WORK = ROOT / ".cache"
-GRACE = 3  # seconds at the end of a stage's limit in which it may stop by itself, and print where it was
+# seconds at the end of a stage's limit in which it may stop by itself, and print where it was
+GRACE = 3
 REHEARSAL = 4  # factor of all limits in a rehearsal
 LOGGED = 1 << 20  # bytes that are kept of a log: its end
-DONE, FAILED, LATE = "done", "failed", "late"
+DONE = "done"
+FAILED = "failed"
+LATE = "late"
 
 
 class Stage(NamedTuple):
@@ -126,12 +129,15 @@ def main(argv: Sequence[str]) -> int:
         problems.append(Problem("rehearse", False, "torch sees no CUDA device", "give --rehearse to try the stages"))
     raise_if_any(problems)
 
-    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # a stage must not outlive it
+    # a stage must not outlive it
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         ends = [end for number in ([options.part] if options.part else PARTS) for end in Part(number, options).run()]
     finally:
         signal.signal(signal.SIGTERM, before)
-    return 1 if {FAILED, LATE} & set(ends) else 0
+    if {FAILED, LATE} & set(ends):
+        return 1
+    return 0
 
 
 class Part:
@@ -139,12 +145,11 @@ class Part:
         self.number, self.rehearse, self.out = number, options.rehearse, options.out.resolve()
         self.slower = REHEARSAL if self.rehearse else 1
         self.work = WORK / ("rehearsal" if self.rehearse else "campaign")
-        self.rows, self.logs, self.site = (
-            self.out / f"campaign_{number}.jsonl",
-            self.work / f"logs_{number}",
-            self.work / "site",
-        )
-        for former in (self.logs, self.site):  # the packages may be another Python's
+        self.rows = self.out / f"campaign_{number}.jsonl"
+        self.logs = self.work / f"logs_{number}"
+        self.site = self.work / "site"
+        # the packages may be another Python's
+        for former in (self.logs, self.site):
             shutil.rmtree(former, ignore_errors=True)
         for folder in (self.out, self.logs):
             folder.mkdir(parents=True, exist_ok=True)
@@ -158,11 +163,13 @@ class Part:
     def run(self) -> list[str]:
         """Run stage after stage, write each one's line and the archive at once; return how each ended."""
         ends = []
-        allowed = time.time()  # until when a stage may run: the sum of all limits so far
+        # until when a stage may run: the sum of all limits so far
+        allowed = time.time()
         for stage in STAGES:
             if stage.part != self.number:
                 continue
-            began, limit = time.time(), stage.seconds * self.slower
+            began = time.time()
+            limit = stage.seconds * self.slower
             allowed += limit
             end, why = self.run_stage(stage, allowed - began)
             line = {"stage": stage.name, "end": end, "seconds": round(time.time() - began, 1), "limit": limit}
@@ -183,13 +190,16 @@ class Part:
     def run_stage(self, stage: Stage, seconds: float) -> tuple[str, str]:
         """Return how a stage ended, and the last line that it printed."""
         variables = environment() | {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
-        if stage.name in ("deepspeed", "gpu tests"):  # other stages use the packages that the machine had
+        # other stages use the packages that the machine had
+        if stage.name in ("deepspeed", "gpu tests"):
             variables["PYTHONPATH"] += os.pathsep + str(self.site)
         if self.rehearse:
             variables |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-            if stage.name != "kernels":  # compiling would take longer than all else
+            # compiling would take longer than all else
+            if stage.name != "kernels":
                 variables["TORCH_COMPILE_DISABLE"] = "1"
-        log, late = self.logs / f"{stage.name.replace(' ', '_')}.log", False
+        log = self.logs / f"{stage.name.replace(' ', '_')}.log"
+        late = False
         with open(log, "wb") as file:
             try:  # in a new session, so that all its children can be ended together
                 process = subprocess.Popen(
@@ -217,7 +227,9 @@ class Part:
         last = lines[-1][:200] if lines else ""
         if late:
             return LATE, f"ended after {seconds:.0f} s; {last}"
-        return (DONE, last) if code == 0 else (FAILED, f"exit code {code}; {last}")
+        if code == 0:
+            return (DONE, last)
+        return (FAILED, f"exit code {code}; {last}")
 
     def command(self, stage: Stage) -> list[str]:
         words = stage.toy if self.rehearse and stage.toy is not None else stage.words

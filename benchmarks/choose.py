@@ -29,8 +29,10 @@ RESULTS = ROOT / "benchmarks" / "results"
 TABLE = ROOT / "tape_ds" / "attention" / "table.json"
 PREFIX = "attend "
 GROUPS = ("attention", "decode")  # those that ``auto`` learns from
-SPAN = 2  # a measured length holds for lengths from half of it to twice it
-DECODED = 16  # a step of decoding of one token holds for as many as the decoding kernel takes
+# a measured length holds for lengths from half of it to twice it
+SPAN = 2
+# a step of decoding of one token holds for as many as the decoding kernel takes
+DECODED = 16
 
 
 class ShapeKind(NamedTuple):
@@ -105,7 +107,8 @@ def choose(stored: Mapping[str, Iterable[table.BenchmarkRow]]) -> list[dict[str,
         if not mean_log:
             continue
         least, most = (1, DECODED) if tokens == 1 else (tokens // SPAN, tokens * SPAN)
-        if previous is not None and previous[0] == kind:  # spans do not overlap, nor reach another measured length
+        # spans do not overlap, nor reach another measured length
+        if previous is not None and previous[0] == kind:
             least = max(least, previous[1] + 1)
             chosen[-1]["max_tokens"] = min(chosen[-1]["max_tokens"], least - 1)
         spans = {"min_tokens": least, "max_tokens": most, "backend": min(mean_log, key=mean_log.__getitem__)}

@@ -26,7 +26,10 @@ class Group(NamedTuple):
 
     def shapes(self, device: str, toys: bool = False) -> list[Shape]:
         on_cpu = device == "cpu"
-        return [read(label) for label in (self.toys[on_cpu] if toys else self.cpu if on_cpu else self.cuda)]
+        labels = self.cpu if on_cpu else self.cuda
+        if toys:
+            labels = self.toys[on_cpu]
+        return [read(label) for label in labels]
 
 
 GROUPS = {

@@ -44,7 +44,8 @@ SWEPT = {
         "64x64x8x2 64x32x4x2 64x32x4x3 64x64x8x3 128x64x8x2",
     ),
 }
-INTERPRETED = 2  # launches that Triton's interpreter tries, at seconds each
+# launches that Triton's interpreter tries, at seconds each
+INTERPRETED = 2
 
 
 def case(shape: Shape, setting: Setting) -> BenchmarkCase:

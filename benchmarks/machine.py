@@ -43,12 +43,14 @@ def main() -> int:
 
     def first_kernel() -> None:
         """Include Triton's compiler, and the C compiler for its launcher."""
-        start = torch.tensor([1.0, 0.0], device=device).repeat_interleave(32).expand(1, 1, 16, 64)  # cosines, sines
+        # cosines, sines
+        start = torch.tensor([1.0, 0.0], device=device).repeat_interleave(32).expand(1, 1, 16, 64)
         x = torch.randn(1, 16, 1, 64, device=device).to(dtype).transpose(1, 2)
         assert torch.equal(rotate(x, start.contiguous()), x), "a rotation by nothing changed its tensor"
 
     for check in (sum_over_one_rank, first_kernel):
-        name, began = f"{check.__name__}_seconds", time.perf_counter()
+        name = f"{check.__name__}_seconds"
+        began = time.perf_counter()
         try:
             check()
             found[name] = time.perf_counter() - began
@@ -57,7 +59,9 @@ def main() -> int:
     table.append({"machine": found, "failed": failed}, options.out)
     print("\n".join(f"{name}: {value}" for name, value in found.items()))
     print("; ".join(failed) or f"{found['device']}: complete")
-    return 1 if failed else 0
+    if failed:
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

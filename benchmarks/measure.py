@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-FLUSHED_BYTES = 256 << 20  # more than the second-level cache of any GPU at hand (H100: 50 MB, B200: 126 MB)
+# more than the second-level cache of any GPU at hand (H100: 50 MB, B200: 126 MB)
+FLUSHED_BYTES = 256 << 20
 HEAD_START_CYCLES = 2_000_000  # about a millisecond
 
 

@@ -37,8 +37,9 @@ from tape_ds.installation import ROOT
 from tape_ds.markdown_table import markdown_table
 from tape_ds.methods.prepare import prepare
 from tape_ds.models import hollow
-from tape_ds.models.loading import extendable, weight_files
-from tape_ds.models.loading.tensor_rows import StoredRows, pieces
+from tape_ds.models.files import weight_files
+from tape_ds.models.files.tensor_rows import StoredRows, pieces
+from tape_ds.models.loading import extendable
 from tape_ds.models.writing import SafetensorsFile
 
 REPEATED = ("merge", "export")
@@ -220,7 +221,8 @@ def _randomise(parameters: Mapping[str, nn.Parameter], random: torch.Generator) 
 
 def page(stored: results.Result) -> str:
     """Return the figures with what they were measured with."""
-    config, figures = stored.config, stored.figures
+    config = stored.config
+    figures = stored.figures
     weights = figures["weights_bytes"]
     rows = []
     for name, versions in figures["rows"].items():
@@ -228,7 +230,9 @@ def page(stored: results.Result) -> str:
             seconds = statistics.median(each["seconds"] for each in runs)
             peak = max(each["bytes"] for each in runs)
             row = [name, version, f"{seconds:.1f}", f"{peak / 2**30:.2f}"]
-            deep = figures["four_times_the_layers"].get(name) if version == OURS else None
+            deep = None
+            if version == OURS:
+                deep = figures["four_times_the_layers"].get(name)
             row += ["", ""] if deep is None else [f"{deep['seconds']:.1f}", f"{deep['bytes'] / 2**30:.2f}"]
             rows.append(row)
     columns = ["command", "by", "CPU seconds", "peak GiB", "4 x layers: CPU seconds", "peak GiB"]

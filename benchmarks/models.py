@@ -123,8 +123,10 @@ def compared(
 
 def training(model: TapeForCausalLM, shape: Shape, backward: Callable[[Tensor], object] = Tensor.backward) -> Runner:
     """Run a model on all tokens; check it on the first ones."""
-    ids, options = tokens(shape, model.device), packing(shape, model.device)
-    forward, outcome = functools.partial(loss, model, ids, **options), functools.partial(checked, model, shape)
+    ids = tokens(shape, model.device)
+    options = packing(shape, model.device)
+    forward = functools.partial(loss, model, ids, **options)
+    outcome = functools.partial(checked, model, shape)
     return Runner(forward, backward, outcome, bytes_of(list(model.parameters())))
 
 
@@ -137,7 +139,8 @@ def truth(model: TapeForCausalLM, shape: Shape, exact: torch.dtype = torch.float
 def checked(model: TapeForCausalLM, shape: Shape) -> dict[str, Tensor]:
     """Return the first tokens' logits, and those gradients of the loss that everything else has a part in: of position
     updates, norms and the first attention, as far as they are trained."""
-    ids_BT, options = tokens(shape, model.device)[:1, :CHECKED_TOKENS], packing(shape, model.device, few=True)
+    ids_BT = tokens(shape, model.device)[:1, :CHECKED_TOKENS]
+    options = packing(shape, model.device, few=True)
     with torch.no_grad():
         found = {"logits": model(input_ids=ids_BT, use_cache=False, **options).logits.detach()}
     loss(model, ids_BT, **options).backward()

@@ -47,7 +47,9 @@ def rotate_as_llama(x_BHTK: Tensor, start_B1TK: Tensor, state_BGTK: Tensor | Non
 
 def rotate(shape: Shape, setting: Setting) -> BenchmarkCase:
     draw = Draw(shape, setting)
-    batch, tokens, width = shape.batch, shape.tokens, shape.width
+    batch = shape.batch
+    tokens = shape.tokens
+    width = shape.width
     x, state, returned = (
         draw.normal(batch, tokens, heads, width, std=std).transpose(1, 2)
         for heads, std in ((shape.heads, 1.0), (shape.groups, 0.1), (shape.heads, 1.0))
@@ -69,8 +71,12 @@ def mix_as_published(
 
 def position_mix(shape: Shape, setting: Setting) -> BenchmarkCase:
     draw = Draw(shape, setting)
-    batch, tokens, width = shape.batch, shape.tokens, shape.width
-    heads, groups, rank = shape.heads, shape.groups, shape.rank
+    batch = shape.batch
+    tokens = shape.tokens
+    width = shape.width
+    heads = shape.heads
+    groups = shape.groups
+    rank = shape.rank
     trained = {
         "state": draw.normal(batch, tokens, groups, width, std=0.1).transpose(1, 2),
         # the end of attention's output

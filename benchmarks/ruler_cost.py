@@ -78,7 +78,8 @@ def measure(model: Any, tokenizer: Any, questions: Sequence[RulerQuestion], prom
     seconds: dict[str, list[float]] = {LM_EVAL: [], ALONE: []}
     texts: dict[str, list[str]] = {LM_EVAL: [], ALONE: []}
     with models.used_at(model, questions[0].length), torch.no_grad():
-        replies.reply(causal_lm, questions[0].ids[:64], new_tokens=2)  # what a first call alone takes
+        # what a first call alone takes
+        replies.reply(causal_lm, questions[0].ids[:64], new_tokens=2)
         for question, prompt in zip(questions, prompts, strict=True):
             taken, text = timed(ask_lm_eval, prompt)
             seconds[LM_EVAL].append(taken)
@@ -124,7 +125,8 @@ def timed(work: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[fl
 
 def page(stored: results.Result) -> str:
     """Return the figures with what they were measured with."""
-    config, ways = stored.config, stored.figures["ways"]
+    config = stored.config
+    ways = stored.figures["ways"]
     rows = []
     for name, each in ways.items():
         same = sum(a == b for a, b in zip(each["replies"], ways[LM_EVAL]["replies"], strict=True))

@@ -23,7 +23,8 @@ from tape_ds.markdown_table import markdown_table
 
 PARTS = ("forward", "backward", "total")
 OURS = "ours"  # the baseline where nothing is RoPE
-SPEEDS = ("recipe", "encodings")  # groups with a column of tokens a second
+# groups with a column of tokens a second
+SPEEDS = ("recipe", "encodings")
 SHOWN_PACKAGES = ("python", "torch", "triton", "transformers", "flash-attn", "liger-kernel")
 
 
@@ -65,7 +66,8 @@ def provenance(setting: Setting) -> dict[str, str]:
         device = torch.cuda.get_device_name(setting.device)
         chip = "sm_{}{}".format(*torch.cuda.get_device_capability(setting.device))
     else:
-        device, chip = f"{results.hardware()['cpu']}, {torch.get_num_threads()} threads", "cpu"
+        device = f"{results.hardware()['cpu']}, {torch.get_num_threads()} threads"
+        chip = "cpu"
     found = {name: version for name, version in results.versions().items() if name in SHOWN_PACKAGES}
     if chip != "cpu":
         found |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
@@ -143,7 +145,8 @@ def _section(rows: Sequence[BenchmarkRow]) -> str:
     """Write the rows of one shape, each compared with the fastest RoPE, or with ours where nothing is RoPE."""
     timed = sorted((row for row in rows if row.status == TIMED), key=lambda row: (row.encoding, row.total_p50 or 0.0))
     plain = [row for row in timed if row.encoding == BASELINE and row.total_p50]
-    base, name = next((row for row in timed if row.implementation == OURS), None), OURS
+    base = next((row for row in timed if row.implementation == OURS), None)
+    name = OURS
     if plain:
         base = min(plain, key=lambda row: row.total_p50 or 0.0)
         name = f"fastest RoPE ({base.implementation})"
@@ -153,7 +156,9 @@ def _section(rows: Sequence[BenchmarkRow]) -> str:
     header += [*([f"peak / {name}"] if base else []), *(["tokens/s"] if speed else []), "error (allowed)"]
 
     def ratio(mine: float | None, whole: float | None) -> str:
-        return f"{mine / whole:.3f}" if mine and whole else ""
+        if mine and whole:
+            return f"{mine / whole:.3f}"
+        return ""
 
     lines = []
     for row in timed:

@@ -23,8 +23,10 @@ from tape_ds.data import tokenizer
 from tape_ds.installation import environment
 from tools.experiment.runs import Starting
 
-STEPS, SAVED = 3, 2
-VOCABULARY = 400  # tokens of the text; a model may have embeddings for more
+STEPS = 3
+SAVED = 2
+# tokens of the text; a model may have embeddings for more
+VOCABULARY = 400
 FIELDS = {
     "recipe": "llama2_7b_8k",
     "train_data": "stdlib:typing.py",
@@ -50,8 +52,10 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="file of lines that the steps are added to")
     parser.add_argument("--toys", action="store_true", help="a toy, on a CPU")
     options = parser.parse_args()
-    model, run = options.work / ("toy" if options.toys else "model"), options.work / "run"
-    if not model.exists():  # a Llama with random weights, and a small tokenizer; complete or not at all
+    model = options.work / ("toy" if options.toys else "model")
+    run = options.work / "run"
+    # a Llama with random weights, and a small tokenizer; complete or not at all
+    if not model.exists():
         sizes = TINY | {"vocab_size": VOCABULARY} if options.toys else LLAMA_2_7B | {"num_hidden_layers": 2}
         aside = model.with_name(f"{model.name}.part")
         shutil.rmtree(aside, ignore_errors=True)
@@ -76,7 +80,9 @@ def main() -> int:
         table.append({"train": name, "steps": steps}, options.out)
         losses.append(next(x["loss"] for x in reversed(steps) if x["step"] == STEPS))
     print(f"loss of step {STEPS}: {losses[0]:.6f} trained, {losses[1]:.6f} resumed")
-    return 0 if math.isfinite(losses[0]) and losses[0] == losses[1] else 1
+    if math.isfinite(losses[0]) and losses[0] == losses[1]:
+        return 0
+    return 1
 
 
 if __name__ == "__main__":

@@ -56,9 +56,11 @@ def smoke(shape: Shape, setting: Setting) -> BenchmarkCase:
 
 def smoke_outcome(model: TapeForCausalLM, shape: Shape, cached: bool) -> dict[str, Tensor]:
     """Return everything that is compared; the weights are restored."""
-    ids_BT, packing = models.tokens(shape, model.device), models.packing(shape, model.device)
+    ids_BT = models.tokens(shape, model.device)
+    packing = models.packing(shape, model.device)
     found = {}
-    if not packing:  # the last tokens' logits, one by one from a cache, or of the whole text at once
+    # the last tokens' logits, one by one from a cache, or of the whole text at once
+    if not packing:
         model.eval()
         first = ids_BT[:, : models.CHECKED_TOKENS]
         with torch.no_grad():
@@ -104,7 +106,8 @@ def recipe(shape: Shape, setting: Setting) -> BenchmarkCase:
     def build(encoding: str, backend: str, recomputed: bool) -> Runner:
         model = prepared(encoding, backend)
         if recomputed:
-            model.gradient_checkpointing_enable({"use_reentrant": False})  # its name in every version of transformers 5
+            # its name in every version of transformers 5
+            model.gradient_checkpointing_enable({"use_reentrant": False})
         trained = [weight for weight in model.parameters() if weight.requires_grad]
         optimiser = torch.optim.AdamW(trained, lr=0.0, fused=True)
 

@@ -5,37 +5,23 @@ Importing the package imports neither torch nor transformers: a class is importe
 (Llama-shaped) and ``tape_gptj``.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from tape_ds.registration import register
+from tape_ds.registration import CLASSES, load_class, register
 
-if TYPE_CHECKING:
-    from tape_ds.models.configuration import TapeConfig
-    from tape_ds.models.gptj import ScaledGPTJConfig, ScaledGPTJForCausalLM, ScaledGPTJModel
-    from tape_ds.models.llama import TapeForCausalLM, TapeModel
+if TYPE_CHECKING:  # what a type checker sees of CLASSES
+    from tape_ds.models.configuration import TapeConfig as TapeConfig
+    from tape_ds.models.gptj import ScaledGPTJConfig as ScaledGPTJConfig
+    from tape_ds.models.gptj import ScaledGPTJForCausalLM as ScaledGPTJForCausalLM
+    from tape_ds.models.gptj import ScaledGPTJModel as ScaledGPTJModel
+    from tape_ds.models.llama import TapeForCausalLM as TapeForCausalLM
+    from tape_ds.models.llama import TapeModel as TapeModel
 
 __version__ = "0.1.0"
-__all__ = [
-    "ScaledGPTJConfig",
-    "ScaledGPTJForCausalLM",
-    "ScaledGPTJModel",
-    "TapeConfig",
-    "TapeForCausalLM",
-    "TapeModel",
-    "register",
-]
-HOMES = {
-    "ScaledGPTJConfig": "tape_ds.models.gptj",
-    "ScaledGPTJForCausalLM": "tape_ds.models.gptj",
-    "ScaledGPTJModel": "tape_ds.models.gptj",
-    "TapeConfig": "tape_ds.models.configuration",
-    "TapeForCausalLM": "tape_ds.models.llama",
-    "TapeModel": "tape_ds.models.llama",
-}
+__all__ = [*CLASSES, "register"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in HOMES:
+    if name not in CLASSES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(HOMES[name]), name)
+    return load_class(CLASSES[name])

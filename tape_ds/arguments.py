@@ -142,7 +142,9 @@ def add_output(parser: argparse.ArgumentParser, *, seed: bool = True) -> None:
 def named(typed: str) -> tuple[str | None, str]:
     """Split ``NAME=MODEL``; an existing path that contains ``=`` has no name."""
     name, equals, name_or_path = typed.partition("=")
-    return (name, name_or_path) if equals and name and not Path(typed).exists() else (None, typed)
+    if equals and name and not Path(typed).exists():
+        return (name, name_or_path)
+    return (None, typed)
 
 
 def without_local_rank(words: Sequence[str]) -> list[str]:

@@ -38,7 +38,8 @@ def folder(
     finished = Path(cache_dir) / name
     if finished.exists():
         return finished
-    raise_if_any(check_folder(field, cache_dir, writable=False))  # a disk's refusal may be this rank's alone
+    # a disk's refusal may be this rank's alone
+    raise_if_any(check_folder(field, cache_dir, writable=False))
     with disk(field, Path(cache_dir), remedy):
         finished.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(finished.with_name(f".{name}.lock")):
@@ -81,7 +82,8 @@ def disk(field: str, folder: Path, remedy: str | None = None) -> Iterator[None]:
 def _build(finished: Path, build: Callable[[Path], None]) -> bool:
     """Build and rename; return False if another machine was faster."""
     prefix = f"{finished.name}.building-{socket.gethostname()}-"
-    for left_over in finished.parent.glob(f"{glob.escape(prefix)}*"):  # of a build that was killed
+    # of a build that was killed
+    for left_over in finished.parent.glob(f"{glob.escape(prefix)}*"):
         shutil.rmtree(left_over, ignore_errors=True)
     temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=finished.parent))
     try:

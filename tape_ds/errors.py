@@ -131,7 +131,8 @@ def disk_error(
     if refused is None:
         return None
     again = "or name another place, and start it again"
-    if refused.errno == errno.EFBIG:  # a limit of the process holds in every place
+    # a limit of the process holds in every place
+    if refused.errno == errno.EFBIG:
         first = "name a disk whose file system allows larger files"
         if storage.file_limit() is not None:
             first = "raise the limit (ulimit -f unlimited)"
@@ -141,7 +142,9 @@ def disk_error(
     else:
         first = "make room on that disk, or let this user write to it"
     remedy = f"{first}; {remedy or again}"
-    file = Path(os.fsdecode(refused.filename)) if isinstance(refused.filename, str | bytes) else None
+    file = None
+    if isinstance(refused.filename, str | bytes):
+        file = Path(os.fsdecode(refused.filename))
     if file is not None and (folder is None or storage.disk_of(file) != storage.disk_of(Path(folder))):
         folder = file.parent
     if folder is None:
@@ -164,7 +167,8 @@ def redacted(text: str) -> str:
     """Return ``text`` with ``<redacted>`` for credentials: values of environment variables such as ``HF_TOKEN``, keys
     of known forms, and passwords and signatures in URLs."""
     secrets = {value for name, value in os.environ.items() if _SECRET_VARIABLE.search(name)}
-    for secret in sorted(secrets, key=len, reverse=True):  # longest first: one may be part of another
+    # longest first: one may be part of another
+    for secret in sorted(secrets, key=len, reverse=True):
         if len(secret) >= _SHORTEST_SECRET:
             text = text.replace(secret, REDACTED)
     text = _SECRET_TEXT.sub(REDACTED, text)
@@ -211,7 +215,8 @@ def command(main: Callable[..., int | None]) -> Callable[..., int]:
             poll.register(sys.stdout.fileno(), 0)
             if not poll.poll(0):
                 raise  # stdout is still read: it was another pipe
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout at exit
+            # Python flushes stdout at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return ExitCode.FAILURE
         except Exception as error:
             mistake = error if isinstance(error, UserError) else disk_error(error) or too_many_files(error)

@@ -19,7 +19,8 @@ class ExitCode(IntEnum):
     OK = 0
     FAILURE = 1
     USER_ERROR = 2
-    GUARD = 3  # losses or gradients were not finite; restarted unchanged, the run would stop again
+    # losses or gradients were not finite; restarted unchanged, the run would stop again
+    GUARD = 3
     WATCHDOG = 4  # a rank was stuck
     DOES_NOT_FIT = 5  # `tape-ds plan`: more memory than a GPU has
 
@@ -28,7 +29,8 @@ def leave(code: int) -> None:
     """Write the code if this is rank 0 and the environment names a file."""
     path = os.environ.get(FILE)
     if path and os.environ.get("RANK", "0") == "0":
-        with contextlib.suppress(OSError):  # the process exits with the same code
+        # the process exits with the same code
+        with contextlib.suppress(OSError):
             Path(path).write_text(str(int(code)), encoding="ascii")
 
 

@@ -36,12 +36,19 @@ class Fact(Enum):
     COMPARED = "the arms of an experiment must share it for their rows to compare"
 
 
-RISKY, FREE, FIXED, COMPARED = Fact.RISKY, Fact.FREE, Fact.FIXED, Fact.COMPARED
+RISKY = Fact.RISKY
+FREE = Fact.FREE
+FIXED = Fact.FIXED
+COMPARED = Fact.COMPARED
 
 
 def _counted(value: Any) -> Any:
-    found = numbers.tokens(value) if isinstance(value, str) and value[-1:] in ("k", "K") else None
-    return value if found is None else found
+    found = None
+    if isinstance(value, str) and value[-1:] in ("k", "K"):
+        found = numbers.tokens(value)
+    if found is None:
+        return value
+    return found
 
 
 Tokens = Annotated[int, BeforeValidator(_counted)]
@@ -109,7 +116,10 @@ class Section(BaseModel):
             choices = [choice for member in literals for choice in get_args(member)]
             value = next((word for word in (("on", "yes") if value else ("off", "no")) if word in choices), value)
         found = validated(value)
-        return value if type(value) is int and found == value else found  # 5 stays 5 where 5.0 is a value as well
+        # 5 stays 5 where 5.0 is a value as well
+        if type(value) is int and found == value:
+            return value
+        return found
 
     @classmethod
     def flat_fields(cls, prefix: str = "") -> dict[str, FieldInfo]:
@@ -128,11 +138,16 @@ class Section(BaseModel):
         except ValidationError as error:
             found: dict[str, Problem] = {}
             for each in error.errors(include_url=False):
-                section, name, own = cls, str(each["loc"][0]), str(each["loc"][0])
+                section = cls
+                name = str(each["loc"][0])
+                own = str(each["loc"][0])
                 if own in cls.model_fields and (inner := _section(cls.model_fields[own])) and len(each["loc"]) > 1:
-                    section, own = inner, str(each["loc"][1])
+                    section = inner
+                    own = str(each["loc"][1])
                     name = f"{name}_{own}"
-                value, kind, cause = flat.get(name), each["type"], each.get("ctx", {}).get("error")
+                value = flat.get(name)
+                kind = each["type"]
+                cause = each.get("ctx", {}).get("error")
                 if kind == "extra_forbidden":
                     problem = Problem(name, value, "unknown field", did_you_mean(own, section.model_fields))
                 elif kind == "missing":
@@ -145,11 +160,15 @@ class Section(BaseModel):
                     # an item of a list has its bounds in the error
                     bounds = {side: bound for side, bound in marks if bound is not None} or each["ctx"]
                     remedy = _RANGES[tuple(sorted(bounds))].format(**bounds)
-                    optional = ", or null" if takes(field.annotation, type(None)) else ""
+                    optional = ""
+                    if takes(field.annotation, type(None)):
+                        optional = ", or null"
                     problem = Problem(name, value, "out of range", remedy + optional)
                 else:
                     annotation = section.model_fields[own].annotation
-                    quotes = " (in quotes if it looks like a number)" if takes(annotation, str) else ""
+                    quotes = ""
+                    if takes(annotation, str):
+                        quotes = " (in quotes if it looks like a number)"
                     problem = Problem(name, value, "wrong type", f"give {spelled(annotation)}{quotes}")
                 found.setdefault(name, problem)
             return list(found.values())
@@ -176,7 +195,9 @@ class Section(BaseModel):
 
 def _section(field: FieldInfo) -> type[Section] | None:
     kind = field.annotation
-    return kind if isinstance(kind, type) and issubclass(kind, Section) else None
+    if isinstance(kind, type) and issubclass(kind, Section):
+        return kind
+    return None
 
 
 def takes(annotation: Any, kind: type) -> bool:
@@ -217,7 +238,8 @@ def spelled(annotation: Any) -> str:
     """Return a type in words: ``a whole number``, ``a list, each item a text``, ``one of: a, b``."""
     names = []
     for member in _members(annotation):
-        kind, inner = get_origin(member) or member, get_args(member)
+        kind = get_origin(member) or member
+        inner = get_args(member)
         if kind is Literal:
             names.append("one of: " + ", ".join(map(str, inner)))
         elif kind is list and inner:

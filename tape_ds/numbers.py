@@ -16,22 +16,30 @@ def number(value: Any, form: str) -> str:
     value = float(value)
     if math.isnan(value):
         return "NaN"
-    return format(value, form) if math.isfinite(value) else str(value)
+    if math.isfinite(value):
+        return format(value, form)
+    return str(value)
 
 
 def tokens(text: str) -> int | None:
     """Parse a number of tokens: 512, 2k (2,048), 128K; None if it is not one, or 0."""
     count, unit = (text[:-1], 1024) if text[-1:] in ("k", "K") else (text, 1)
-    return int(count) * unit or None if count.isascii() and count.isdigit() else None
+    if count.isascii() and count.isdigit():
+        return int(count) * unit or None
+    return None
 
 
 def length(tokens: int) -> str:
     """Return a number of tokens as 8k if it is a multiple of 1,024, else as 891 or 10,000."""
-    return f"{tokens // 1024}k" if tokens >= 1024 and tokens % 1024 == 0 else f"{tokens:,}"
+    if tokens >= 1024 and tokens % 1024 == 0:
+        return f"{tokens // 1024}k"
+    return f"{tokens:,}"
 
 
 def gibibytes(value: float | None) -> str:
-    return NOT_AVAILABLE if value is None else f"{value / 2**30:.2f} GiB"
+    if value is None:
+        return NOT_AVAILABLE
+    return f"{value / 2**30:.2f} GiB"
 
 
 def duration(seconds: float | None) -> str:
@@ -62,3 +70,10 @@ def stretches(numbers: Iterable[int]) -> list[str]:
         else:
             ranges.append([number, number])
     return [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
+
+
+def counted(count: int, noun: str) -> str:
+    """Return ``1 row``, or ``2,000 rows``."""
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count:,} {noun}s"

@@ -12,7 +12,8 @@ from tape_ds.errors import Problem, check_folder
 FIELDS = ("output_dir", "data_cache", "data_dir", "resume", "resume_from_checkpoint", "model", "tokenizer")
 """Fields whose text is, or may be, a path."""
 
-LONGEST_NAME, LONGEST = 255, 4096
+LONGEST_NAME = 255
+LONGEST = 4096
 """Limits of a file name and of a path, in bytes, on common file systems."""
 
 
@@ -25,7 +26,9 @@ def of(text: str) -> Path:
 
 
 def data_cache(given: str | None) -> Path:
-    return storage.cache_home() / "data" if given is None else Path(given).expanduser()
+    if given is None:
+        return storage.cache_home() / "data"
+    return Path(given).expanduser()
 
 
 def check(name: str, value: Any) -> Iterator[Problem]:

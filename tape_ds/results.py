@@ -125,7 +125,8 @@ def hardware() -> dict[str, Any]:
     import torch  # not at the top: reading a result needs no torch
 
     cpu = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:  # Linux
+    # Linux
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
         cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
     gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     return {
@@ -162,7 +163,9 @@ def _git(root: Path, *arguments: str) -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    if done.returncode == 0:
+        return done.stdout.strip()
+    return None
 
 
 def save(result: Result, path: str | Path) -> Path:
@@ -185,7 +188,8 @@ def load(path: str | Path) -> Result:
     if (schema := content.get("schema")) != SCHEMA:
         wrong = f"this version reads schema {SCHEMA}"
         raise UserError(Problem("schema", schema, wrong, "use the version that wrote it"))
-    content.setdefault("model", None)  # results stored before there were evaluations
+    # results stored before there were evaluations
+    content.setdefault("model", None)
 
     hints = get_type_hints(Result)
     problems = []
@@ -229,7 +233,9 @@ def _with_numbers(value: Any) -> Any:
         return {key: _with_numbers(entry) for key, entry in value.items()}
     if isinstance(value, list):
         return [_with_numbers(entry) for entry in value]
-    return NON_FINITE.get(value, value) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return NON_FINITE.get(value, value)
+    return value
 
 
 def redact(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -246,7 +252,9 @@ def _redact_texts(value: Any, name: str = "", *, by_name: bool = False) -> Any:
         return [_redact_texts(entry, name, by_name=by_name) for entry in value]
     if not isinstance(value, str):
         return value
-    return REDACTED if value and by_name and SECRET_NAME.search(name) else redacted(value)
+    if value and by_name and SECRET_NAME.search(name):
+        return REDACTED
+    return redacted(value)
 
 
 def passkeys_of(rows: Sequence[Mapping[str, Any]], variant: str | None = None) -> list[Mapping[str, Any]]:

@@ -36,7 +36,8 @@ SAVE_NOW = "save_now"
 RANKS = "ranks"
 NONFINITE = "nonfinite.jsonl"
 STACKS = "stacks"
-RECORD, WHOLE_WEIGHTS = "trained.json", "model*.safetensors"
+RECORD = "trained.json"
+WHOLE_WEIGHTS = "model*.safetensors"
 """Files in the folder ``trained``: the record of :mod:`tape_ds.checkpoint.trained`, and a whole model's weights."""
 PROFILE = "profile"
 OWN_FILES: Mapping[str, re.Pattern[str]] = {
@@ -57,7 +58,9 @@ _TRAINED_FILES = re.compile(
 
 def trained_of(folder: Path) -> Path:
     """Return the folder ``trained`` of a run's folder; any other folder as it is."""
-    return folder / TRAINED if (folder / TRAINED / RECORD).is_file() else folder
+    if (folder / TRAINED / RECORD).is_file():
+        return folder / TRAINED
+    return folder
 
 
 def mark(output: Path, marker: str, step: int, **facts: Any) -> None:
@@ -69,7 +72,8 @@ def mark(output: Path, marker: str, step: int, **facts: Any) -> None:
 def begin(output: Path, step: int, identity: Mapping[str, Any]) -> None:
     """Write the marker :data:`BEGUN` of a run that starts at ``step``; :func:`trained_files` stays as it is."""
     listed = trained_files(output)
-    if listed is None and not (output / TRAINED).exists():  # else it is an older version's, which kept no list
+    # else it is an older version's, which kept no list
+    if listed is None and not (output / TRAINED).exists():
         listed = []
     mark(output, BEGUN, step, identity=dict(identity), trained=listed)
 
@@ -78,7 +82,9 @@ def trained_files(output: Path) -> list[str] | None:
     """Return the paths within ``trained`` of the files that a run wrote there; None where no run kept a list."""
     begun = read(output / BEGUN)
     names = None if begun is None else begun.get("trained")
-    return names if isinstance(names, list) else None
+    if isinstance(names, list):
+        return names
+    return None
 
 
 def older_trained_files(output: Path) -> list[str]:
@@ -104,7 +110,9 @@ def read(path: Path) -> dict[str, Any] | None:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return content if isinstance(content, dict) else None
+    if isinstance(content, dict):
+        return content
+    return None
 
 
 def check_whole(field: str, name_or_path: str, folder: str | Path) -> list[Problem]:

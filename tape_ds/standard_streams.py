@@ -13,7 +13,8 @@ _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 
 def open_closed() -> None:
     """Open the null device for every standard stream that is closed; child processes inherit it."""
-    for number in range(len(_STREAMS)):  # all before the next file is opened, which would get one of these numbers
+    # all before the next file is opened, which would get one of these numbers
+    for number in range(len(_STREAMS)):
         if not _is_open(number):
             null = os.open(os.devnull, os.O_RDWR)
             if null != number:

@@ -21,7 +21,8 @@ READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 HASHED_WHOLE = 64 * 2**20
 """Size up to which :func:`content_identity` reads a whole file: hashing terabytes takes longer than tokenising."""
-BLOCKS, BLOCK_BYTES = 8, 16 * 2**10
+BLOCKS = 8
+BLOCK_BYTES = 16 * 2**10
 """Bytes that it reads of a larger file."""
 
 # libraries hide the system's error: safetensors and tokenizers repeat its text, torch does not
@@ -45,7 +46,8 @@ def write_file(path: Path, write: Callable[[Path], Any]) -> None:
         temporary.touch()
         mode = stat.S_IMODE((path if path.is_file() else temporary).stat().st_mode)
         write(temporary)
-        temporary.chmod(mode)  # safetensors makes files that only their owner can read
+        # safetensors makes files that only their owner can read
+        temporary.chmod(mode)
         sync(temporary)
         os.replace(temporary, path)
     except Exception as error:
@@ -80,7 +82,8 @@ def sync(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EBADF):  # some file systems cannot sync folders
+        # some file systems cannot sync folders
+        if error.errno not in (errno.EINVAL, errno.EBADF):
             raise
     finally:
         os.close(descriptor)
@@ -153,7 +156,8 @@ def refusal(error: BaseException) -> OSError | None:
             path = Path(os.fsdecode(cause.filename))
             if os.access(path, os.R_OK) or (os.access(path.parent, os.X_OK) and not os.access(path.parent, os.W_OK)):
                 return cause
-    for cause in found:  # after the system's own errors: torch raises its own words over them
+    # after the system's own errors: torch raises its own words over them
+    for cause in found:
         is_system = isinstance(cause, OSError) and cause.errno is not None
         words = None if is_system else _ANY_MESSAGE.search(str(cause))
         if words is not None:
@@ -176,7 +180,9 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 def file_limit() -> int | None:
     """Return the bytes that a file may have that this process writes (``ulimit -f``); None without a limit."""
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    return None if limit == resource.RLIM_INFINITY else limit
+    if limit == resource.RLIM_INFINITY:
+        return None
+    return limit
 
 
 def explain(error: OSError, folder: Path) -> str:
@@ -202,13 +208,17 @@ def explain(error: OSError, folder: Path) -> str:
 def trouble(error: BaseException, folder: Path) -> str | None:
     """:func:`explain` the system error that caused ``error``; None if there is none."""
     found = refusal(error) or next((cause for cause in causes(error) if isinstance(cause, OSError)), None)
-    return None if found is None else explain(found, folder)
+    if found is None:
+        return None
+    return explain(found, folder)
 
 
 def size(count: float) -> str:
     """Return bytes for people: ``1.50 GiB``."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.2f} {unit}"
+            if unit == "bytes":
+                return f"{count:.0f} {unit}"
+            return f"{count:.2f} {unit}"
         count /= 1024
     return f"{count:.2f} TiB"

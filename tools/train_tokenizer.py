@@ -4,7 +4,8 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout's package, whatever is installed
+    # this checkout's package, whatever is installed
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from tape_ds.cli.train_tokenizer import main
 
     sys.exit(main())

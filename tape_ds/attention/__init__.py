@@ -60,7 +60,9 @@ def check_backend(backend: str, needs: Iterable[str] = ()) -> list[Problem]:
 
 def cannot(backend: str, needs: Iterable[str]) -> str | None:
     lacking = [NEEDS[need] for need in needs if need in BACKENDS.get(backend, Backend()).lacks]
-    return f"cannot compute {' and '.join(lacking)}" if lacking else None
+    if lacking:
+        return f"cannot compute {' and '.join(lacking)}"
+    return None
 
 
 def missing(backend: str, device_type: str) -> Problem | None:
@@ -70,10 +72,13 @@ def missing(backend: str, device_type: str) -> Problem | None:
         return None
     reason: str | None = "needs a CUDA device"
     if device_type == "cuda" or not BACKENDS[name].needs_cuda:
-        from tape_ds.attention import backends  # imports torch, where the answer needs it
+        # imports torch, where the answer needs it
+        from tape_ds.attention import backends
 
         reason = backends.missing(name, device_type)
-    return None if reason is None else _refused(name, reason)
+    if reason is None:
+        return None
+    return _refused(name, reason)
 
 
 def _refused(name: str, reason: str) -> Problem:

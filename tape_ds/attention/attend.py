@@ -71,6 +71,7 @@ def attend_with_weights(
     offset = k_BGSK.shape[2] - q_BHTK.shape[2] if offset is None else offset
     call = complete(q_BHTK, k_BGSK, (wide,), offset=offset, **arguments)
     out, weights = attention_with_weights(call)
-    if call.offset is not offset and (unseen := int(offset - call.offset)):  # keys in front of the first query's window
+    # keys in front of the first query's window
+    if call.offset is not offset and (unseen := int(offset - call.offset)):
         weights = F.pad(weights, (unseen, 0))
     return out.split([value.shape[-1] for value in values], dim=-1), weights

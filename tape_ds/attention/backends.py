@@ -101,7 +101,8 @@ def choose(backend: str, call: AttentionCall) -> str:
         if unfit:
             raise ValueError(f"attention backend {name!r} {unfit}; choose auto or sdpa")
         reason = "asked for"
-    if not torch.compiler.is_compiling():  # a log line would break the graph
+    # a log line would break the graph
+    if not torch.compiler.is_compiling():
         _log_once(f"{name} ({reason})")
     return name
 
@@ -109,7 +110,9 @@ def choose(backend: str, call: AttentionCall) -> str:
 def _fastest(call: AttentionCall) -> tuple[str, str]:
     """Return what ``auto`` chooses, and why."""
     device, chip = chip_of(call.q.device)
-    queries, width, columns = call.q.shape[2], call.q.shape[-1], sum(value.shape[-1] for value in call.values)
+    queries = call.q.shape[2]
+    width = call.q.shape[-1]
+    columns = sum(value.shape[-1] for value in call.values)
     if call.changes_scores:
         # With fewer queries than one block its kernel gains nothing, and every step of decoding, one key more than the
         # last, would compile it again.
@@ -122,7 +125,8 @@ def _fastest(call: AttentionCall) -> tuple[str, str]:
         return "sdpa", f"auto on {device}: {what} for a block of queries at a time"
 
     # Without a measurement: torch's own.
-    name, reason = "sdpa", "torch's fused kernels, no T x S matrix"
+    name = "sdpa"
+    reason = "torch's fused kernels, no T x S matrix"
     if call.layout is not None or call.window is not None:
         reason = "documents one by one, or by one mask where they are short"
         if call.window is not None:
@@ -142,7 +146,8 @@ def _fastest(call: AttentionCall) -> tuple[str, str]:
         row = measured(chip, str(call.q.dtype).removeprefix("torch."), width, columns, call.layout is not None, queries)
         if row is not None:
             unfit = missing(row.backend, device) or _why_not(row.backend, call)
-            name, reason = (row.backend if unfit is None else name), f"fastest in {row.source}"
+            name = row.backend if unfit is None else name
+            reason = f"fastest in {row.source}"
             if unfit is not None:
                 reason = f"{row.backend}, {reason}, {unfit}"
     return name, f"auto on {chip}: {reason}"
@@ -179,7 +184,9 @@ def _why_not(name: str, call: AttentionCall) -> str | None:
         return "cannot take an offset that is a tensor (a static cache inside torch.compile)"
     if name == "triton":
         return why_not_triton(call)
-    return why_not_varlen(call) if name == "varlen" else why_not_flash(call)
+    if name == "varlen":
+        return why_not_varlen(call)
+    return why_not_flash(call)
 
 
 @functools.cache

@@ -35,7 +35,9 @@ class AttentionCall(NamedTuple):
     @property
     def document_ids(self) -> Tensor | None:
         """[B, S], -1 = padding; None for one document without padding."""
-        return None if self.layout is None else self.layout.ids_BS
+        if self.layout is None:
+            return None
+        return self.layout.ids_BS
 
     @property
     def v(self) -> Tensor:
@@ -56,19 +58,25 @@ class AttentionCall(NamedTuple):
         return self.bias is not None or self.softcap is not None or self.sinks is not None
 
     def part(self, start: int, stop: int) -> "AttentionCall":
-        first, last = 0, self.k.shape[2]
+        first = 0
+        last = self.k.shape[2]
         if not isinstance(self.offset, Tensor):
             last = self.offset + stop
             first = 0 if self.window is None else max(0, self.offset + start - self.window + 1)
-        window = None if self.window is None or self.window >= last - first else self.window
+        window = None
+        if self.window is not None and self.window < last - first:
+            window = self.window
         if (start, stop, first, last) == (0, self.q.shape[2], 0, self.k.shape[2]):
             return self._replace(window=window)
-        queries, keys, offset = slice(start, stop), slice(first, last), self.offset + start - first
+        queries = slice(start, stop)
+        keys = slice(first, last)
+        offset = self.offset + start - first
 
         def cut(layout: DocumentLayout) -> DocumentLayout:
             return DocumentLayout(layout.ids_BS[:, keys], stop - start, offset)
 
-        layout, bias = self.layout, self.bias
+        layout = self.layout
+        bias = self.bias
         if layout is not None and (start, stop, first) != (0, layout.queries, 0):
             # A compiled graph's lengths cannot be looked up.
             layout = cut(layout) if torch.compiler.is_compiling() else layout.cached(("part", start, stop, first), cut)

@@ -105,7 +105,8 @@ def layout_of_ids(ids_BS: Tensor, queries: int, offset: int | Tensor = 0) -> Doc
 def layout_of_packed_sequences(cu_seq_lens: Tensor, longest: int, sequences: int, tokens: int) -> DocumentLayout | None:
     """Return the layout of sequences filled with documents to the last token; None where every sequence is one
     document. It waits for no device: arguments pass :func:`check_packed_sequences` first."""
-    if len(cu_seq_lens) == sequences + 1:  # a sequence has one document at least
+    # a sequence has one document at least
+    if len(cu_seq_lens) == sequences + 1:
         return None
     cu_seq_lens = cu_seq_lens.int()
     ids_BT = ids_of_packed_sequences(cu_seq_lens, sequences, tokens)
@@ -148,29 +149,35 @@ def _contiguous(layout: DocumentLayout) -> bool:
     if order is None:
         return True
     jumps = order.diff() != 1
-    jumps[layout.packed.cu_keys[1:-1].long() - 1] = False  # from a document to the next
+    # from a document to the next
+    jumps[layout.packed.cu_keys[1:-1].long() - 1] = False
     return not bool(jumps.any())
 
 
 def _pack(layout: DocumentLayout) -> PackedLayout:
     """Find the documents' tokens; documents may be interleaved, and padding may be anywhere."""
-    ids_BS, queries, offset = layout.ids_BS, layout.queries, layout.offset
+    ids_BS = layout.ids_BS
+    queries = layout.queries
+    offset = layout.offset
     sequences, keys = ids_BS.shape
     if not ids_BS.numel():
         nothing = torch.zeros(1, dtype=torch.int32, device=ids_BS.device)
         return PackedLayout(nothing, nothing, 0, 0, None, None)
     span = ids_BS.max().long().clamp_min(0) + 1
     number_B1 = torch.arange(sequences, device=ids_BS.device)[:, None]
-    owners = torch.where(ids_BS < 0, sequences * span, number_B1 * span + ids_BS).flatten()  # padding comes last
+    # padding comes last
+    owners = torch.where(ids_BS < 0, sequences * span, number_B1 * span + ids_BS).flatten()
     order = owners.argsort(stable=True)
     order = order[: int((ids_BS >= 0).sum())]
     begins = (F.pad(owners[order], (1, 0), value=-1).diff() != 0).nonzero()[:, 0]
     cu_keys = F.pad(begins, (0, 1), value=len(order))
-    places = order % keys - offset  # among the queries; those outside are of keys alone
+    # among the queries; those outside are of keys alone
+    places = order % keys - offset
     asks = (places >= 0) & (places < queries)
     cu_queries = F.pad(asks.cumsum(0), (1, 0))[cu_keys]
     key_order = query_order = None
     if len(order) < ids_BS.numel() or bool((order.diff() != 1).any()):
-        key_order, query_order = order, (order // keys * queries + places)[asks]
+        key_order = order
+        query_order = (order // keys * queries + places)[asks]
     longest = [int(cu.diff().max()) if len(cu) > 1 else 0 for cu in (cu_queries, cu_keys)]
     return PackedLayout(cu_queries.int(), cu_keys.int(), longest[0], longest[1], query_order, key_order)

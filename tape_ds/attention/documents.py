@@ -28,7 +28,8 @@ def attention_by_documents(
 
     ``one_width``: ``attention`` takes values only as wide as the key, and is called for every K columns.
     """
-    q_PHK, k_PGK = _gathered(call.q, packed.query_order), _gathered(call.k, packed.key_order)
+    q_PHK = _gathered(call.q, packed.query_order)
+    k_PGK = _gathered(call.k, packed.key_order)
     (batch, _, queries, width), outs = call.q.shape, []
     for value in call.values:
         v_PGV = _gathered(value, packed.key_order)
@@ -59,11 +60,15 @@ def by_key_width(attention: Callable[[Tensor], Tensor], value: Tensor, width: in
     for part in value.split(width, dim=-1):
         wide = part if part.shape[-1] == width else F.pad(part, (0, width - part.shape[-1]))
         outs.append(attention(wide)[..., : part.shape[-1]])
-    return outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1)
+    if len(outs) == 1:
+        return outs[0]
+    return torch.cat(outs, dim=-1)
 
 
 def _gathered(x_BHTK: Tensor, order: Tensor | None) -> Tensor:
     """[B, H, T, K] -> [P, H, K]: a view where nothing is left out and memory is [B, T, H, K], as projections leave
     it."""
     tokens = x_BHTK.transpose(1, 2).flatten(0, 1)
-    return tokens if order is None else tokens.index_select(0, order)
+    if order is None:
+        return tokens
+    return tokens.index_select(0, order)

@@ -77,11 +77,9 @@ def why_not_varlen(call: AttentionCall) -> str | None:
     if not has_flash(call.q):
         return "needs a GPU of compute capability 8.0 or newer"
     width = call.q.shape[-1]
-    return (
-        f"takes heads of a multiple of {ALIGNED} up to {_WIDEST}, not {width}"
-        if width % ALIGNED or width > _WIDEST
-        else None
-    )
+    if width % ALIGNED or width > _WIDEST:
+        return f"takes heads of a multiple of {ALIGNED} up to {_WIDEST}, not {width}"
+    return None
 
 
 class Release(NamedTuple):
@@ -115,10 +113,14 @@ def attention_by_flash(call: AttentionCall) -> tuple[Tensor, ...]:
         options["softcap"] = call.softcap
 
     def only_output(answer: Any) -> Any:
-        return answer[0] if isinstance(answer, tuple) else answer  # versions 3 and 4 may return the log-sum-exp too
+        # versions 3 and 4 may return the log-sum-exp too
+        if isinstance(answer, tuple):
+            return answer[0]
+        return answer
 
     if call.layout is None:
-        q_BTHK, k_BSGK = call.q.transpose(1, 2), call.k.transpose(1, 2)
+        q_BTHK = call.q.transpose(1, 2)
+        k_BSGK = call.k.transpose(1, 2)
 
         def dense(part_BSGK: Tensor) -> Any:
             return only_output(flash_functions()[0](q_BTHK, k_BSGK, part_BSGK, **options))

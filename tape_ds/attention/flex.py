@@ -42,11 +42,17 @@ def attention_by_flex(call: AttentionCall) -> Tensor:
 def flex_attend(call: AttentionCall, *, compiled: bool) -> Tensor:
     """Return the output [B, H, T, V] of a call whose padding is finite; bias, causality and documents are part of the
     kernel."""
-    q, k, v, bias, softcap = call.q, call.k, call.v, call.bias, call.softcap
+    q = call.q
+    k = call.k
+    v = call.v
+    bias = call.bias
+    softcap = call.softcap
     if isinstance(bias, ContentBias) or (bias is not None and bias.element is None):
         raise ValueError("FlexAttention needs a bias that is a function of one query and one key")
 
-    document_ids, offset, window = call.document_ids, call.offset, call.window
+    document_ids = call.document_ids
+    offset = call.offset
+    window = call.window
 
     def allowed(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         seen = key <= query + offset
@@ -61,7 +67,8 @@ def flex_attend(call: AttentionCall, *, compiled: bool) -> Tensor:
         return reference.capped(score, softcap)
 
     change = None if softcap is None else capped
-    batch, lengths = (None if document_ids is None else len(q)), (q.shape[2], k.shape[2])
+    batch = None if document_ids is None else len(q)
+    lengths = (q.shape[2], k.shape[2])
     function: Any = _compiled() if compiled else flex_attention
     with_sums = {} if call.sinks is None else {"return_aux": AuxRequest(lse=True)}
     answer = function(
@@ -79,19 +86,23 @@ def flex_attend(call: AttentionCall, *, compiled: bool) -> Tensor:
         out: Tensor = answer
         return out
     # A sink takes exp(sink) / (sum over the keys + exp(sink)) of the weights, and the log of that sum is known.
-    out, log_sums_BHT = answer[0], answer[1].lse
+    out = answer[0]
+    log_sums_BHT = answer[1].lse
     kept_BHT1 = torch.sigmoid(log_sums_BHT - call.sinks[:, None].to(log_sums_BHT.dtype))[..., None]
     return (out * kept_BHT1).to(out.dtype)
 
 
 def kernel_options(queries: int, columns: int) -> dict[str, int] | None:
-    return SMALL_BLOCKS if columns > WIDE_COLUMNS and queries >= FLEX_QUERIES else None
+    if columns > WIDE_COLUMNS and queries >= FLEX_QUERIES:
+        return SMALL_BLOCKS
+    return None
 
 
 def score_mod(bias: ScoreBias) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:
     element = bias.element
     assert element is not None
-    queries_BT, keys_BS = bias.query_marks[:, 0, :, 0], bias.key_marks[:, 0, :, 0]
+    queries_BT = bias.query_marks[:, 0, :, 0]
+    keys_BS = bias.key_marks[:, 0, :, 0]
     one_sequence = {"queries": len(queries_BT) == 1, "keys": len(keys_BS) == 1}
 
     def modified(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:

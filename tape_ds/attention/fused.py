@@ -23,7 +23,9 @@ def attention_by_triton(call: AttentionCall) -> tuple[Tensor, ...]:
         )
     elif len(halves) == 1:
         packed = call.q.device.type != "cpu" and call.layout is not None and call.q.shape[2] > FEW_QUERIES
-        return attention_by_varlen(call) if packed and why_not_varlen(call) is None else attention_by_sdpa(call)
+        if packed and why_not_varlen(call) is None:
+            return attention_by_varlen(call)
+        return attention_by_sdpa(call)
     else:
         documents = None
         if call.layout is not None:
@@ -32,11 +34,14 @@ def attention_by_triton(call: AttentionCall) -> tuple[Tensor, ...]:
             call.q, call.k, *halves, offset=call.offset, document_ids=documents, scale=call.scale
         )
     parts = [out for out in outs if out is not None]
-    return tuple(parts) if len(parts) == len(call.values) else (torch.cat(parts, dim=-1),)
+    if len(parts) == len(call.values):
+        return tuple(parts)
+    return (torch.cat(parts, dim=-1),)
 
 
 def why_not(call: AttentionCall) -> str | None:
-    halves, width = _halves(call), call.q.shape[-1]
+    halves = _halves(call)
+    width = call.q.shape[-1]
     if _decodes(call) or (len(halves) == 1 and halves[0].shape[-1] <= width):
         return None
     if not call.scale > 0:
@@ -49,7 +54,9 @@ def why_not(call: AttentionCall) -> str | None:
 
 def _halves(call: AttentionCall) -> tuple[Tensor, ...]:
     """Return the value and the position state, if any: two tensors, or views of one."""
-    return call.v.split(call.q.shape[-1], dim=-1) if len(call.values) == 1 else call.values
+    if len(call.values) == 1:
+        return call.v.split(call.q.shape[-1], dim=-1)
+    return call.values
 
 
 def _decodes(call: AttentionCall) -> bool:

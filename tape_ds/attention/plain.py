@@ -23,7 +23,9 @@ def attention_by_reference(call: AttentionCall) -> Tensor:
 
 def attention_with_weights(call: AttentionCall) -> tuple[Tensor, Tensor]:
     call = blank_padding(call)
-    q, k, v = call.q, call.k, call.v
+    q = call.q
+    k = call.k
+    v = call.v
     allowed_BTS = allowed_keys(call)
     bias: Tensor | Callable[[Tensor], Tensor] | None = None
     with fp32_kept(q):
@@ -47,7 +49,8 @@ def matrix_attention(
     """Compute attention in three plain steps in the dtype of k and v, at least fp32; 0 for a query without
     a visible key. The bias may be a function of the scaled scores."""
     # The queries of a group are concatenated, instead of repeating its keys.
-    groups, queries = k_BGSK.shape[1], q_BHTK.shape[2]
+    groups = k_BGSK.shape[1]
+    queries = q_BHTK.shape[2]
     q_BGXK = reference.upcast(q_BHTK).unflatten(1, (groups, -1)).flatten(2, 3)
     scores_BGXS = q_BGXK @ k_BGSK.transpose(-1, -2) * scale
     scores_BHTS = reference.capped(scores_BGXS.unflatten(2, (-1, queries)).flatten(1, 2), softcap)

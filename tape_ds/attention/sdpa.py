@@ -47,13 +47,15 @@ UNFUSED_SCORES = 1 << 30
 BIASED_ENTRIES = 1 << 22
 # And for a share of the queries at most, so that a block stops at its last query's keys and half the work is saved, or
 # for as many as a window has keys; but not for so few that calling dominates.
-BIASED_SHARE, BIASED_LEAST = 8, 128
+BIASED_SHARE = 8
+BIASED_LEAST = 128
 _HALVES = (torch.float16, torch.bfloat16)
 
 
 def attention_by_sdpa(call: AttentionCall) -> tuple[Tensor, ...]:
     """Return every call of :func:`tape_ds.attention.attend.attend`; the way depends on masks and lengths."""
-    if call.q.is_cuda and not call.changes_scores:  # they take one width: joined values would be cut again
+    # they take one width: joined values would be cut again
+    if call.q.is_cuda and not call.changes_scores:
         return tuple(_of_one_value(call._replace(values=(value,))) for value in call.values)
     return joined(_of_one_value, call)
 
@@ -64,7 +66,8 @@ def _of_one_value(call: AttentionCall) -> Tensor:
     if call.changes_scores:
         with fp32_kept(call.q):
             return biased_attention(call)
-    if isinstance(call.offset, Tensor):  # a static cache inside torch.compile: shapes must not depend on the offset
+    # a static cache inside torch.compile: shapes must not depend on the offset
+    if isinstance(call.offset, Tensor):
         return _masked(call)
     if call.layout is None:
         return _unmasked(call)
@@ -73,7 +76,8 @@ def _of_one_value(call: AttentionCall) -> Tensor:
     scores = call.q.shape[0] * call.q.shape[2] * call.k.shape[2]
     if scores <= MASK_ENTRIES * len(call.layout.packed.cu_keys):
         return _masked(call)
-    if call.window is not None and not call.layout.contiguous:  # a document alone would count its own tokens only
+    # a document alone would count its own tokens only
+    if call.window is not None and not call.layout.contiguous:
         return _masked(call)
     return _by_document(call, call.layout)
 
@@ -94,7 +98,9 @@ def _unmasked(call: AttentionCall) -> Tensor:
 
 def _masked(call: AttentionCall) -> Tensor:
     call = blank_padding(call)
-    queries, parts, outs = call.q.shape[2], [call], []
+    queries = call.q.shape[2]
+    parts = [call]
+    outs = []
     if call.q.shape[0] * queries * call.k.shape[2] > BLOCKED_ENTRIES:
         starts = range(0, queries, QUERY_BLOCK)
         parts = [call.part(start, min(start + QUERY_BLOCK, queries)) for start in starts]
@@ -105,7 +111,9 @@ def _masked(call: AttentionCall) -> Tensor:
         blind_B1T1 = ~allowed_BTS.any(dim=-1, keepdim=True)[:, None]
         mask = allowed_BTS[:, None] | blind_B1T1
         outs.append(fused(part.q, part.k, part.v, mask, False, part.scale).masked_fill(blind_B1T1, 0.0))
-    return outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
+    if len(outs) == 1:
+        return outs[0]
+    return torch.cat(outs, dim=2)
 
 
 def _by_document(call: AttentionCall, layout: DocumentLayout) -> Tensor:
@@ -120,7 +128,9 @@ def _by_document(call: AttentionCall, layout: DocumentLayout) -> Tensor:
                 q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
                 document = complete(q, k, (v,), scale=call.scale, window=call.window)
                 outs.append(_unmasked(document)[0].transpose(0, 1))
-        return torch.cat(outs) if outs else q_PHK.new_zeros(0, q_PHK.shape[1], v_PGV.shape[-1])
+        if outs:
+            return torch.cat(outs)
+        return q_PHK.new_zeros(0, q_PHK.shape[1], v_PGV.shape[-1])
 
     return attention_by_documents(call, layout.packed, attention, one_width=False)[0]
 
@@ -158,7 +168,10 @@ def biased_attention(call: AttentionCall) -> Tensor:
 
 
 def _biased_block(call: AttentionCall) -> Tensor:
-    q, k, v, bias = call.q, call.k, call.v, call.bias
+    q = call.q
+    k = call.k
+    v = call.v
+    bias = call.bias
     allowed_B1TS = allowed_keys(call)[:, None]
     matrices = functools.partial(matrix_attention, q, k, v, allowed_B1TS, call.scale)
     if bias is None:
@@ -178,11 +191,16 @@ def _biased_block(call: AttentionCall) -> Tensor:
 def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> Tensor:
     """torch's fused attention for grouped queries and a value of any width. ``is_causal``: query t sees keys 0 .. t;
     only without a mask and with T = S."""
-    on_cpu, width, value_width = q.device.type == "cpu", q.shape[-1], v.shape[-1]
+    on_cpu = q.device.type == "cpu"
+    width = q.shape[-1]
+    value_width = v.shape[-1]
     grouped = q.shape[1] != k.shape[1]
     if (on_cpu or q.is_cuda) and torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(q.device.type)  # as torch's would, but before anything asks for the dtype
-        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+        # as torch's would, but before anything asks for the dtype
+        dtype = torch.get_autocast_dtype(q.device.type)
+        q = q.to(dtype)
+        k = k.to(dtype)
+        v = v.to(dtype)
     # Short sequences of training have masks too; they keep torch's kernel and its rounding.
     decodes = mask is None or not torch.is_grad_enabled()
     if decodes and not is_causal and q.shape[2] <= FEW_QUERIES:
@@ -191,7 +209,8 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool,
         return cpu_attention(q, k, v, is_causal, scale)
     if not on_cpu and value_width > max(width, CUDA_PADDED_WIDTH):
         return by_key_width(lambda part: fused(q, k, part, mask, is_causal, scale), v, width)
-    if value_width != width:  # columns of zeros change neither the scores nor the sums
+    # columns of zeros change neither the scores nor the sums
+    if value_width != width:
         common = max(width, value_width)
         q, k, v = (x if x.shape[-1] == common else F.pad(x, (0, common - x.shape[-1])) for x in (q, k, v))
     if grouped and not on_cpu and (mask is not None or q.dtype not in _HALVES or not has_flash(q)):
@@ -202,7 +221,9 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool,
 def _few(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """Return a step of decoding: the queries of a group are treated as queries of one head, so that its keys and values
     are read once for all of them, and no key is copied, padded or repeated."""
-    groups, width, value_width = k.shape[1], k.shape[-1], v.shape[-1]
+    groups = k.shape[1]
+    width = k.shape[-1]
+    value_width = v.shape[-1]
     q_BGXK = q.unflatten(1, (groups, -1)).flatten(2, 3)
     if mask is not None and mask.shape[1] > 1:
         mask = mask.unflatten(1, (groups, -1)).flatten(2, 3)
@@ -217,7 +238,8 @@ def _few(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> 
         scores_BGXS = reference.upcast((k[..., :value_width] @ q_BGXK[..., :value_width].mT).mT)
         if width > value_width:
             # Products of columns that an encoding added may be large and differ by little (fox): bf16 would round that.
-            added_BGSE, reads_BGXE = reference.upcast(k[..., value_width:]), reference.upcast(q_BGXK[..., value_width:])
+            added_BGSE = reference.upcast(k[..., value_width:])
+            reads_BGXE = reference.upcast(q_BGXK[..., value_width:])
             scores_BGXS = scores_BGXS + (added_BGSE @ reads_BGXE.mT).mT
         scores_BGXS = scores_BGXS * scale
         if mask is not None and mask.dtype == torch.bool:
@@ -260,7 +282,9 @@ def _sdpa(
         order = sdpa_kernel([kernel for kernel, on in enabled.items() if on], set_priority=True)
     with order:
         sdpa = functools.partial(F.scaled_dot_product_attention, attn_mask=mask, is_causal=is_causal, scale=scale)
-        return sdpa(q, k, v, enable_gqa=True) if grouped else sdpa(q, k, v)
+        if grouped:
+            return sdpa(q, k, v, enable_gqa=True)
+        return sdpa(q, k, v)
 
 
 def refuse_unfused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, grouped: bool) -> None:

@@ -56,12 +56,15 @@ def attend_in_groups(
         )
     if tokens <= group // 2:
         return attend(q_BHTK, k_BGTK, [v_BGTV], layout=layout, scale=scale, backend=backend)[0]
-    halves_BThV, heads_per_group = [], heads // k_BGTK.shape[1]
+    halves_BThV = []
+    heads_per_group = heads // k_BGTK.shape[1]
     for first, last, shifted in _halves(heads):
         # Views, unless a key/value head serves heads on both sides of the border between the halves: then key/value
         # heads are repeated, so that each copy serves a number of heads that divides both sides.
         served = math.gcd(heads_per_group, first, last)
-        low, high, copies = first // heads_per_group, -(-last // heads_per_group), heads_per_group // served
+        low = first // heads_per_group
+        high = -(-last // heads_per_group)
+        copies = heads_per_group // served
         kept = slice(first // served - low * copies, last // served - low * copies)
         q_BhTK = q_BHTK[:, first:last]
         k_BjTK, v_BjTV = (
@@ -154,7 +157,8 @@ def _cut(layout: DocumentLayout, piece: _Piece) -> DocumentLayout:
         # Both kinds of border in one order, without counting them, which would wait for the device: where two meet, a
         # document is empty, which every kernel allows.
         length = piece.length * piece.groups
-        number, place = whole.packed.cu_keys // tokens, whole.packed.cu_keys % tokens
+        number = whole.packed.cu_keys // tokens
+        place = whole.packed.cu_keys % tokens
         inside = number * length + (place - piece.start).clamp(0, length)
         groups = torch.arange(0, sequences * length + 1, piece.length, device=inside.device, dtype=inside.dtype)
         cu = torch.cat((inside, groups)).sort().values

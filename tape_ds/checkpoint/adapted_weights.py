@@ -17,7 +17,7 @@ from tape_ds.checkpoint.merged_layers import Adapter, MergedLayer, merged_layer
 from tape_ds.checkpoint.whole_merge import probe
 from tape_ds.models import hollow
 from tape_ds.models.file_tensors import FileTensor
-from tape_ds.models.loading.tensor_rows import LoadedRows, TensorRows
+from tape_ds.models.files.tensor_rows import LoadedRows, TensorRows
 from tape_ds.models.model_weights import ModelWeights, NotByTensorError, ReplacedWeights
 
 _STARTS_FROM_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga", "mica", "orthogonal", "eva")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tape_ds.checkpoint import format
 from tape_ds.checkpoint.trained import files_of_weights
 from tape_ds.distributed.cuts import cut_of
-from tape_ds.models.loading import weight_files
+from tape_ds.models.files import weight_files
 
 
 def scheduled(steps: int, every: int, more: Iterable[int] = ()) -> list[int]:

@@ -24,7 +24,7 @@ from tape_ds import building, checkpoint, paths, storage
 from tape_ds.checkpoint import engine_state, trained
 from tape_ds.checkpoint.engine_state import EngineState
 from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.models.loading import weight_files
+from tape_ds.models.files import weight_files
 
 KEPT = (".json", ".jinja", ".txt", ".model")
 """Endings of the files that are copied: configurations and the tokenizer's; never a pickle."""

@@ -18,9 +18,9 @@ from transformers.pytorch_utils import Conv1D
 
 from tape_ds.errors import Problem, UserError
 from tape_ds.models import hollow
-from tape_ds.models.loading import exact
-from tape_ds.models.loading.library_errors import as_message
-from tape_ds.models.loading.tensor_rows import LoadedRows, TensorRows
+from tape_ds.models.files import exact
+from tape_ds.models.files.library_errors import as_message
+from tape_ds.models.files.tensor_rows import LoadedRows, TensorRows
 from tape_ds.models.model_weights import NotByTensorError
 
 ROUNDING = 512

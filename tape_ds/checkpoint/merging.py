@@ -19,9 +19,10 @@ from tape_ds.checkpoint.adapted_weights import AdaptedWeights, check_kind
 from tape_ds.checkpoint.trained import find_base, load_trained, read_record
 from tape_ds.errors import is_main_process
 from tape_ds.models import model_weights, saving, writing
-from tape_ds.models.loading import exact, extendable, model_folder, weight_files
-from tape_ds.models.loading.library_errors import READ_AGAIN, as_message
-from tape_ds.models.loading.tensor_rows import StoredRows
+from tape_ds.models.files import exact, weight_files
+from tape_ds.models.files.library_errors import READ_AGAIN, as_message
+from tape_ds.models.files.tensor_rows import StoredRows
+from tape_ds.models.loading import extendable, model_folder
 from tape_ds.models.model_weights import ModelWeights, NotByTensorError, ReplacedWeights, StoredWeights
 from tape_ds.run_folder import WHOLE_WEIGHTS
 

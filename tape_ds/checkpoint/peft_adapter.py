@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from tape_ds.errors import raise_if_any
 from tape_ds.models import hollow
-from tape_ds.models.loading import exact
-from tape_ds.models.loading.library_errors import as_message
+from tape_ds.models.files import exact
+from tape_ds.models.files.library_errors import as_message
 
 _PREFIX = "base_model.model."
 _WRAPPED = re.compile(r"\.(token_adapter\.base_layer|base_layer|original_module)(?=\.)")

@@ -11,9 +11,10 @@ from tape_ds import results
 from tape_ds.checkpoint import merging, trained
 from tape_ds.checkpoint.merging import WholeModel
 from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.models.loading import exact, extendable, json_file, weight_files
-from tape_ds.models.loading.config_file import SHAPES
-from tape_ds.models.loading.hub import CONFIG
+from tape_ds.models.files import exact, json_file, weight_files
+from tape_ds.models.files.config_file import SHAPES
+from tape_ds.models.files.hub import CONFIG
+from tape_ds.models.loading import extendable
 from tape_ds.registration import TYPES
 from tape_ds.results import Result
 from tape_ds.run_folder import RESULTS, TRAINED, trained_of

@@ -29,8 +29,9 @@ from tape_ds.data import tokenizer as tokenizers
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models import saving
-from tape_ds.models.loading import extendable, hub, library_errors, model_folder, weight_files
-from tape_ds.models.loading.tensor_rows import StoredRows
+from tape_ds.models.files import hub, library_errors, weight_files
+from tape_ds.models.files.tensor_rows import StoredRows
+from tape_ds.models.loading import extendable, model_folder
 from tape_ds.run_folder import RECORD as RECORD
 from tape_ds.run_folder import WHOLE_WEIGHTS
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tape_ds.checkpoint.merged_layers import Adapter
-from tape_ds.models.loading import exact
-from tape_ds.models.loading.library_errors import as_message
+from tape_ds.models.files import exact
+from tape_ds.models.files.library_errors import as_message
 
 PROBE = (2, 64)
 """Sequences and tokens that both models are compared on."""

@@ -30,7 +30,8 @@ def main(argv: list[str] | None = None) -> int:
         "--unsealed", action="store_true", help="accept a folder without a manifest, as other programs save it"
     )
     options = parser.parse_args(argv)
-    source, out = Path(options.checkpoint), Path(options.out)
+    source = Path(options.checkpoint)
+    out = Path(options.out)
     import torch
 
     from tape_ds import checkpoint

@@ -49,7 +49,8 @@ def main(argv: list[str] | None = None) -> int:
     if options.kind == "reference-to-tape" and options.variant is None:
         problems.append(Problem("--variant", None, "missing", "name the published model file, such as adape"))
     if not isinstance(options.position_options, dict | None):
-        wrong, remedy = "not a mapping", 'give a mapping, such as {"rank": 64}'
+        wrong = "not a mapping"
+        remedy = 'give a mapping, such as {"rank": 64}'
         problems.append(Problem("--position_options", options.position_options, wrong, remedy))
     elif options.kind == "llama-to-tape":
         problems += encodings.check_options(options.position_encoding, options.position_options or {})
@@ -81,7 +82,8 @@ def convert_source(options: argparse.Namespace) -> tuple[Callable[[Path], Any], 
     dropped."""
     from tape_ds.checkpoint import merging
     from tape_ds.models import convert, saving
-    from tape_ds.models.loading import exact, extendable, model_folder
+    from tape_ds.models.files import exact
+    from tape_ds.models.loading import extendable, model_folder
 
     source = options.source
     if options.kind == "reference-to-tape":
@@ -95,7 +97,8 @@ def convert_source(options: argparse.Namespace) -> tuple[Callable[[Path], Any], 
             changes = {name: getattr(options, name) for name in ("position_encoding", "position_options")}
         native = extendable.read(source)
         config = convert.tape_config(native, **changes)
-        extendable.check_weights(source, config)  # before memory is taken for what config.json says
+        # before memory is taken for what config.json says
+        extendable.check_weights(source, config)
     tokenizer = _tokenizer(options, source)
     if tokenizer is not None:
         raise_if_any(convert.check_rows(config, tokenizer))
@@ -108,7 +111,9 @@ def convert_source(options: argparse.Namespace) -> tuple[Callable[[Path], Any], 
     def change(model: Any) -> Any:
         if options.rows is not None:
             model = convert.cut_rows(model, options.rows, tokenizer)
-        return convert.to_plain(model) if options.kind == "tape-to-llama" else model
+        if options.kind == "tape-to-llama":
+            return convert.to_plain(model)
+        return model
 
     if options.kind == "reference-to-tape":
         changed = change(reference)
@@ -132,7 +137,7 @@ def convert_source(options: argparse.Namespace) -> tuple[Callable[[Path], Any], 
 
 
 def _from_reference(source: str, variant: str) -> Any:
-    from tape_ds.models.loading import json_file, library_errors, weight_files
+    from tape_ds.models.files import json_file, library_errors, weight_files
     from tape_ds.models.loading.reference_checkpoint import from_reference
 
     folder = Path(source)

@@ -127,7 +127,9 @@ def _check_places(options: argparse.Namespace) -> list[Problem]:
             found.append(Problem("--gguf", options.gguf, "the folder around it does not exist", "make it first"))
         problems += found
     elif options.gguf_type != "auto" or options.gguf_tokenizer != "auto":
-        given = "--gguf_type" if options.gguf_type != "auto" else "--gguf_tokenizer"
+        given = "--gguf_tokenizer"
+        if options.gguf_type != "auto":
+            given = "--gguf_type"
         value = vars(options)[given[2:]]
         problems.append(Problem(given, value, "belongs to a GGUF file, and none is written", "name one: --gguf FILE"))
     options.gguf_type = _TYPES.get(options.gguf_type.lower(), options.gguf_type)
@@ -144,7 +146,9 @@ def _write_folder(options: argparse.Namespace, source: "SourceModel", dtype: Any
     out = Path(options.out)
     model = folder.write(source, out, options.name or out.resolve().name, options.license, dtype, options.check_logits)
     plain = folder.is_plain(source)
-    kind = "plain transformers" if plain else "with its own code, modeling_tape.py and what it imports"
+    kind = "with its own code, modeling_tape.py and what it imports"
+    if plain:
+        kind = "plain transformers"
     print(f"{out}: {type(model).__name__}, {model.num_parameters() / 1e6:,.2f} M parameters, {model.dtype}, {kind}")
     if source.result is None:
         print(f"model card without results: {source.without_result}")

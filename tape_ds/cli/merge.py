@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tape_ds import building, checkpoint, paths, run_folder
 from tape_ds.arguments import Parser, add_new_folder
 from tape_ds.errors import command, raise_if_any
-from tape_ds.models.loading import config_file, json_file, weight_files
+from tape_ds.models.files import config_file, json_file, weight_files
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +30,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="tape-ds merge", description=__doc__)
     add_new_folder(parser, "trained")
     options = parser.parse_args(argv)
-    out, folder = Path(options.out), run_folder.trained_of(Path(options.trained))
+    out = Path(options.out)
+    folder = run_folder.trained_of(Path(options.trained))
     raise_if_any(paths.check_new("out", out) or checkpoint.check_outside("out", out))
     import torch
 

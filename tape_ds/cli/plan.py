@@ -28,6 +28,7 @@ from tape_ds.config.extension import ExtensionRecipe
 from tape_ds.config.recipe import Recipe
 from tape_ds.errors import Problem, UserError, command, raise_if_any
 from tape_ds.exit_codes import ExitCode
+from tape_ds.numbers import counted
 from tape_ds.planning import hardware
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
 def main(argv: list[str] | None = None) -> int:
     """Read, plan, print. Raises UserError: a mistake in the command line, or no layout for this many sequences."""
     own, fields = parse(sys.argv[1:] if argv is None else argv)
-    with contextlib.redirect_stdout(sys.stderr):  # DeepSpeed prints when it is imported
+    # DeepSpeed prints when it is imported
+    with contextlib.redirect_stdout(sys.stderr):
         recipe, job = ask(own, fields)
 
         from tape_ds.planning import search
@@ -59,7 +61,9 @@ def main(argv: list[str] | None = None) -> int:
     if recipe.layout_choice:
         print(f"the recipe leaves its layout open: {recipe.layout_choice}\n")
     print(page(plan, own.price))
-    return ExitCode.OK if plan.fits else ExitCode.DOES_NOT_FIT
+    if plan.fits:
+        return ExitCode.OK
+    return ExitCode.DOES_NOT_FIT
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -114,7 +118,10 @@ def ranking(plans: Sequence[Plan]) -> str:
 
     lines = [f"{'GiB':>7} {'s a step':>10} {'MFU':>6}"]
     for plan in plans:
-        time = f"{plan.step.all:>10.3f} {plan.step.mfu:>6.1%}" if plan.fits else f"{'does not fit':>17}"
+        if plan.fits:
+            time = f"{plan.step.all:>10.3f} {plan.step.mfu:>6.1%}"
+        else:
+            time = f"{'does not fit':>17}"
         lines.append(f"{plan.memory.peak.total / GIB:>7.1f} {time}  {plan.job.layout.command_line()}")
     return "\n".join(lines)
 
@@ -124,11 +131,16 @@ def page(plan: Plan, price: float | None) -> str:
     from tape_ds.planning import afterwards, roofline, search
     from tape_ds.planning.prediction import GIB
 
-    job, gpu, found, step = plan.job, plan.job.gpu, plan.memory, plan.step
+    job = plan.job
+    gpu = plan.job.gpu
+    found = plan.memory
+    step = plan.step
     assert gpu is not None, "this command asks about GPUs"
-    layout, done, tokens = job.layout, roofline.work(job), job.global_batch * job.length
+    layout = job.layout
+    done = roofline.work(job)
+    tokens = job.global_batch * job.length
     moments = ", ".join(f"{each.moment} {each.total / GIB:.1f}" for each in found.moments)
-    calls = f"{job.attention_calls} call{'s' * (job.attention_calls > 1)} a layer and forward"
+    calls = f"{counted(job.attention_calls, 'call')} a layer and forward"
     sizes = {name: size for name, size in found.peak.parts().items() if size} | {
         f"in all, of {gpu.memory / GIB:.1f}": found.peak.total,
         f"host, of {gpu.host_memory / GIB:.1f}": found.host,
@@ -138,7 +150,10 @@ def page(plan: Plan, price: float | None) -> str:
     hours = step.all * job.steps / 3600
     run = f"{job.steps:,} steps, {hours:,.1f} h, {hours * layout.world:,.0f} GPU-hours"
     in_all = f"{found.peak.total / GIB:.1f} of {gpu.memory / GIB:.1f} GiB, without scoring"
-    cost = "" if price is None else f", {hours * layout.world * price:,.0f} at {price:g} for a GPU and hour"
+    if price is None:
+        cost = ""
+    else:
+        cost = f", {hours * layout.world * price:,.0f} at {price:g} for a GPU and hour"
     blocks: dict[str, Mapping[str, str]] = {
         f"{layout.world} x {gpu.name}: {layout.command_line()}": {
             "parameters": f"{job.parameters / 1e9:,.3f} B, {job.trained_parameters / 1e6:,.3f} M trained",
@@ -178,5 +193,6 @@ def page(plan: Plan, price: float | None) -> str:
             "evaluate, serve: while they load": f"{afterwards.loading(job) / GIB:8.2f}",
         },
     }
-    shown = {head: rows for head, rows in blocks.items() if rows}  # one GPU sends nothing
+    # one GPU sends nothing
+    shown = {head: rows for head, rows in blocks.items() if rows}
     return "\n\n".join("\n".join([head, *(f"  {k:<36}{v}" for k, v in rows.items())]) for head, rows in shown.items())

@@ -40,7 +40,8 @@ def main(argv: list[str] | None = None) -> int:
         missing = [name for name in ("data", "tokenizer", "output") if name not in given]
         raise_if_any([Problem(name, None, "missing", "see --help") for name in missing])
 
-    from tape_ds.data import prepared, tokenizer  # seconds: not for --help
+    # seconds: not for --help
+    from tape_ds.data import prepared, tokenizer
 
     if options.check is not None:
         raise_if_any(prepared.verify(options.check, threads=options.workers))

@@ -85,7 +85,8 @@ def main(argv: list[str] | None = None) -> int:
     problems += [source.problem("token ids already", "name the text they were made from") for source in ids]
     raise_if_any(problems)
 
-    from tape_ds.data import tokenized, tokenizer  # torch, only once the options are right
+    # torch, only once the options are right
+    from tape_ds.data import tokenized, tokenizer
 
     tokens = tokenizer.load_tokenizer(options.tokenizer)
     _, end = around(tokens)

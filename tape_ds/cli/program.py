@@ -47,8 +47,11 @@ GROUPS = {
         "convert": ("convert", "convert a checkpoint between model families"),
     },
 }
+OF_A_CHECKOUT = ("experiment",)
+"""Commands that an installed package does not have."""
 MODULES = {name: module for group in GROUPS.values() for name, (module, _) in group.items()}
-LOOKS = {"-h", "--help", "--list", "--print_config"}  # options of a training command that start no ranks
+# options of a training command that start no ranks
+LOOKS = {"-h", "--help", "--list", "--print_config"}
 
 
 @command
@@ -81,7 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # -m would import a tape_ds of the current folder before this one
         os.execve(line[0], line, {**os.environ, "PYTHONSAFEPATH": "1"})
 
-    sys.argv = ["tape-ds", name, *arguments]  # results, locks and messages show the command like this
+    # results, locks and messages show the command like this
+    sys.argv = ["tape-ds", name, *arguments]
     module = importlib.import_module(f"tape_ds.cli.{MODULES[name]}")
     code: int = module.main(TRAINING[name], arguments) if name in TRAINING else module.main(arguments)
     return code
@@ -90,7 +94,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def usage() -> str:
     lines = ["tape-ds COMMAND ...", "", "Each command has --help.", ""]
     for title, group in GROUPS.items():
-        lines += [f"{title}:", *(f"    {name:<16}  {summary}" for name, (_, summary) in group.items()), ""]
+        lines.append(f"{title}:")
+        for name, (_, summary) in group.items():
+            if installation.IS_CHECKOUT or name not in OF_A_CHECKOUT:
+                lines.append(f"    {name:<16}  {summary}")
+        lines.append("")
     lines += [
         "    --folder          print the folders of the recipes and of DeepSpeed's configurations",
         "    --version         print the version",
@@ -127,4 +135,6 @@ def gpus() -> int:
     except OSError:
         return 0
     count = ctypes.c_int()
-    return count.value if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
+    if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0:
+        return count.value
+    return 0

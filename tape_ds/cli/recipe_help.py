@@ -125,7 +125,8 @@ def _line(name: str, field: FieldInfo) -> str:
 
 def _type(annotation: Any) -> str:
     """Return a type as Python writes it, without what checks its values."""
-    origin, inner = get_origin(annotation), get_args(annotation)
+    origin = get_origin(annotation)
+    inner = get_args(annotation)
     if origin is Annotated:
         return _type(inner[0])
     if origin is Literal:
@@ -134,7 +135,9 @@ def _type(annotation: Any) -> str:
         return " or ".join(map(_type, inner))
     if origin is list:
         return f"list of {_type(inner[0])}"
-    return "null" if annotation is NoneType else (origin or annotation).__name__
+    if annotation is NoneType:
+        return "null"
+    return (origin or annotation).__name__
 
 
 def _filled(text: str) -> str:
@@ -151,7 +154,9 @@ def _described(field: FieldInfo) -> str:
     if field.is_required():
         return f"{text} Required.".strip()
     value = field.get_default(call_default_factory=True)
-    return text if value is None or value in ([], {}, "", False) else f"{text} [{_shown(value)}]".strip()
+    if value is None or value in ([], {}, "", False):
+        return text
+    return f"{text} [{_shown(value)}]".strip()
 
 
 def _shown(value: Any) -> str:
@@ -159,7 +164,9 @@ def _shown(value: Any) -> str:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, list):
         return ", ".join(map(_shown, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)
 
 
 def _plain(text: str) -> str:

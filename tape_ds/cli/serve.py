@@ -82,7 +82,8 @@ def main(argv: list[str] | None = None) -> int:
     model = found.load()
     defaults = settings.Defaults()
     if options.defaults == "model":
-        defaults, unknown = settings.of_model(model.generation_config)  # its base's, if the folder has none
+        # its base's, if the folder has none
+        defaults, unknown = settings.of_model(model.generation_config)
         raise_if_any(unknown)
     with models.used_at(model, longest):
         served = Served(model, found.tokenizer(), name, longest, defaults)
@@ -91,7 +92,8 @@ def main(argv: list[str] | None = None) -> int:
         if defaults.changed:
             named = ", ".join(f"{name} {value}" for name, value in defaults.changed.items())
             print(f"From generation_config.json, where a request does not say: {named}", flush=True)
-        with suppress(KeyboardInterrupt):  # uvicorn raises it after it has ended
+        # uvicorn raises it after it has ended
+        with suppress(KeyboardInterrupt):
             Listener(app.state.engine, app=app, host=options.host, port=port).run()
     if app.state.engine.has_started:
         # Ctrl-C (SIGTERM has ended the process by now). A forward pass may still run: nothing can interrupt it, and

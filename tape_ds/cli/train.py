@@ -16,7 +16,7 @@ from tape_ds.config.recipe import Recipe
 from tape_ds.distributed.rendezvous import report_failures
 from tape_ds.engines import table
 from tape_ds.errors import Problem, UserError, collecting, command, is_main_process, raise_if_any, redacted
-from tape_ds.models.loading import config_file, hub
+from tape_ds.models.files import config_file, hub
 
 
 @command
@@ -66,7 +66,8 @@ def describe(recipe: Recipe) -> str:
 
     problems = library_checks.check(recipe)
     with collecting(problems):
-        config = model_config.known_config(recipe)  # refuses what its model cannot do, also where nothing is trained
+        # refuses what its model cannot do, also where nothing is trained
+        config = model_config.known_config(recipe)
         model_config.check_weights(recipe, config)
     raise_if_any(problems)
     recipe = recipe_job.settle_here(recipe, config)
@@ -78,25 +79,33 @@ def describe(recipe: Recipe) -> str:
     if asked and (why := hub.config(name).why_not):
         lines["model"] += f" (its config.json was not read: {why})"
     if recipe.trains:
-        layout, value = recipe.layout(), recipe.trainer_value
-        tokens, at_most = recipe.global_batch_size * recipe.window, "" if recipe.FULL_ROWS else "up to "
-        steps, rate = value("max_steps"), value("learning_rate")
+        layout = recipe.layout()
+        value = recipe.trainer_value
+        tokens = recipe.global_batch_size * recipe.window
+        at_most = "" if recipe.FULL_ROWS else "up to "
+        steps = value("max_steps")
+        rate = value("learning_rate")
         length = f"{value('num_train_epochs'):g} epochs"
         if steps > 0:
             length = f"{steps:,} ({at_most}{steps * tokens:,} tokens)"
+        rates = f"learning rate {rate:g}, weight decay {value('weight_decay'):g}"
+        if recipe.trains_positions:
+            rates += f"; position parameters: {recipe.optimization.outline(rate)}"
         lines |= {
             "batch": f"{recipe.global_batch_size} sequences = {at_most}{tokens:,} tokens a step: "
             f"{value('per_device_train_batch_size')} per device x {layout.data} {layout.readers} x "
             f"{recipe.accumulation()} accumulation",
             "steps": f"{length}, seed {value('seed')}",
-            "rates": f"learning rate {rate:g}, weight decay {value('weight_decay'):g}"
-            + f"; position parameters: {recipe.optimization.outline(rate)}" * recipe.trains_positions,
+            "rates": rates,
             **context_preview.lines(recipe),
         }
     precision = next((name for name in ("bf16", "fp16") if recipe.trainer_value(name)), "fp32")
-    engine = f"ZeRO-{deepspeed_config.stage(recipe.deepspeed)}" if recipe.deepspeed else "no DeepSpeed"
+    engine = "no DeepSpeed"
+    if recipe.deepspeed:
+        engine = f"ZeRO-{deepspeed_config.stage(recipe.deepspeed)}"
     lines |= {"device": device.describe(recipe), "engine": f"{engine}, {precision}"}
-    lines |= {"layout": recipe.layout_choice} if recipe.layout_choice else {}
+    if recipe.layout_choice:
+        lines["layout"] = recipe.layout_choice
     if recipe.trains:
         lines["memory"] = _memory(recipe, config)
         if (compiled := compiled_ops.outline(recipe)) is not None:

@@ -50,7 +50,9 @@ def read(argv: list[str], problems: list[Problem]) -> dict[str, list[str]]:
             first.append(token)
         else:
             known = files.find(token, files.RECIPES)
-            remedy = f"did you mean --recipe {token}?" if known else "write --field value"
+            remedy = "write --field value"
+            if known:
+                remedy = f"did you mean --recipe {token}?"
             problems.append(Problem(WHERE, token, "belongs to no --field", remedy))
     if first:
         found["recipe"] = [*first, *found.get("recipe", [])]
@@ -84,7 +86,8 @@ def override(
         if not texts and denied != name and denied in fields and takes(fields[denied].annotation, bool):
             merged[denied] = Given(False, WHERE)
             continue
-        words, before = " ".join(texts), merged[name].value if name in merged else None
+        words = " ".join(texts)
+        before = merged[name].value if name in merged else None
         annotation = fields[name].annotation if name in fields else None
         is_list = len(texts) > 1 and not key and takes(annotation, list)
         if len(texts) > 1 and name in fields and not is_list:
@@ -128,13 +131,17 @@ def meant(text: str, annotation: Any) -> Any:
     if value is None:
         return None
     if takes(annotation, list) and not (takes(annotation, str) and "," not in text and text[:1] != "["):
-        return value if text.startswith("[") else _items(text, annotation)
+        if text.startswith("["):
+            return value
+        return _items(text, annotation)
     if takes(annotation, str) and (quoted := _quoted(text)) is not None:
         return quoted
     if isinstance(value, str) or not takes(annotation, str):
         return value
     kinds = (int, float) if type(value) is int else (type(value),)
-    return value if any(takes(annotation, kind) for kind in kinds) else text
+    if any(takes(annotation, kind) for kind in kinds):
+        return value
+    return text
 
 
 def _quoted(text: str) -> str | None:
@@ -142,7 +149,9 @@ def _quoted(text: str) -> str | None:
     if len(text) < 3 or text[0] != '"' or text[-1] != '"':
         return None
     inside = text[1:-1]
-    return None if plain(inside) == inside else inside
+    if plain(inside) == inside:
+        return None
+    return inside
 
 
 def _items(text: str, annotation: Any) -> list[Any]:

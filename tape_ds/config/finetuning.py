@@ -18,11 +18,13 @@ from tape_ds.data.chat.conversations import TooLong
 from tape_ds.data.scrolls import examples
 from tape_ds.data.scrolls.prompts import reserved
 from tape_ds.data.sources import generated
+from tape_ds.distributed.launch_command import SCROLLS, TRAINING
 from tape_ds.errors import Problem
 from tape_ds.fields import COMPARED, DERIVED, FREE, Section, Tokens, rule
-from tape_ds.models.loading import config_file
+from tape_ds.models.files import config_file
 
-TRAIN, HELD_OUT = "train", "validation"
+TRAIN = "train"
+HELD_OUT = "validation"
 SMALLEST_PROMPT = 16
 """Least tokens of a text to learn from; a summary's request alone has about seven."""
 
@@ -58,7 +60,10 @@ class ScrollsData(Section):
     @property
     def named(self) -> str:
         made = self.dataset == examples.MADE.name
-        origin = "Python's own sources" if made else f"the hub's {examples.HUB_REPOSITORY}"
+        if made:
+            origin = "Python's own sources"
+        else:
+            origin = f"the hub's {examples.HUB_REPOSITORY}"
         return f"{self.dataset} of {self.data_dir or origin}"
 
 
@@ -106,7 +111,7 @@ class FinetuningRecipe(Recipe):
 class ScrollsRecipe(FinetuningRecipe):
     """A recipe of ``finetune_scrolls.py``."""
 
-    LAUNCHER: ClassVar[str] = "finetune_scrolls"
+    LAUNCHER: ClassVar[str] = SCROLLS
     DEFAULT: ClassVar[str] = "scrolls_tiny"
     STAND_INS: ClassVar[Mapping[str, Any]] = {"model": "smollm2", "dataset": examples.MADE.name}
 
@@ -119,7 +124,9 @@ class ScrollsRecipe(FinetuningRecipe):
 
     def outline(self) -> dict[str, str]:
         data = self.data
-        begun = ", in the published code's format" if data.reference_format else ""
+        begun = ""
+        if data.reference_format:
+            begun = ", in the published code's format"
         asked = f"answers to {data.eval_examples:,} questions of {HELD_OUT}"
         return {
             "model": f"{self.model.model}, with its own encoding; every parameter is trained",
@@ -145,7 +152,7 @@ class ScrollsRecipe(FinetuningRecipe):
 class ChatRecipe(FinetuningRecipe):
     """A recipe of ``finetune.py``: conversations."""
 
-    LAUNCHER: ClassVar[str] = "finetune"
+    LAUNCHER: ClassVar[str] = TRAINING["finetune"]
     DEFAULT: ClassVar[str] = "chat_tiny"
     STAND_INS: ClassVar[Mapping[str, Any]] = {"model": "smollm2", "train_data": ["stdlib"]}
 
@@ -178,7 +185,8 @@ class ChatRecipe(FinetuningRecipe):
 
     @rule("model", "chat_template")
     def _template(self) -> Iterator[Problem]:
-        given, folder = self.data.chat_template, paths.of(self.model.model)
+        given = self.data.chat_template
+        folder = paths.of(self.model.model)
         if given is not None:
             try:
                 paths.of(given).read_text(encoding="utf-8")

@@ -13,6 +13,7 @@ from tape_ds.data.generated import TASKS, arithmetic
 from tape_ds.data.generated.addressing import REACHES, AddressingTask
 from tape_ds.data.generated.arithmetic import ArithmeticTask
 from tape_ds.data.generated.task import Size, Task, Test
+from tape_ds.distributed.launch_command import TRAINING
 from tape_ds.errors import Problem, did_you_mean
 from tape_ds.fields import COMPARED, DERIVED, FREE, Section, Tokens, WrongValueError, rule
 
@@ -86,7 +87,7 @@ def wrong_trained(task: AddressingTask, given: list[int]) -> str | None:
 class GeneratedRecipe(new_model.NewModelRecipe):
     """A recipe of this launcher."""
 
-    LAUNCHER: ClassVar[str] = "train_arithmetic"
+    LAUNCHER: ClassVar[str] = TRAINING["arithmetic"]
     DEFAULT: ClassVar[str] = "addition_tiny"
     STAND_INS: ClassVar[Mapping[str, Any]] = {**new_model.STAND_INS, "task": "addition", "max_digits": DIGITS}
     FULL_ROWS: ClassVar[bool] = False
@@ -107,7 +108,9 @@ class GeneratedRecipe(new_model.NewModelRecipe):
     @property
     def lengths(self) -> Lengths:
         """The recipe's, with stand-ins for values that are wrong."""
-        data, name, options = self.data, self.data.task, self.data.task_options or {}
+        data = self.data
+        name = self.data.task
+        options = self.data.task_options or {}
         task = TASKS[name] if generated.check(name, options) else generated.make(name, options)
         if isinstance(task, ArithmeticTask):
             first = max(1, data.max_digits or DIGITS)
@@ -123,10 +126,13 @@ class GeneratedRecipe(new_model.NewModelRecipe):
     @property
     def tests(self) -> tuple[list[Test], int]:
         """Tests of the trained model, and the sequences of each."""
-        lengths, samples = self.lengths, self.data.held_out_samples
+        lengths = self.lengths
+        samples = self.data.held_out_samples
         is_arithmetic = isinstance(lengths.task, ArithmeticTask)
         tests = lengths.task.tests(lengths.trained if is_arithmetic else lengths.tested)
-        return (tests, -(-samples // len(tests)) if is_arithmetic else samples) if samples else ([], 0)
+        if samples:
+            return (tests, -(-samples // len(tests)) if is_arithmetic else samples)
+        return ([], 0)
 
     @property
     def test_tokens(self) -> int:
@@ -135,7 +141,8 @@ class GeneratedRecipe(new_model.NewModelRecipe):
 
     def configuration(self) -> dict[str, Any]:
         """Return the fields of the model's configuration. Raises UserError: options that the encoding does not have."""
-        task, model = self.lengths.task, self.model
+        task = self.lengths.task
+        model = self.model
         words = new_model.Words(task.vocabulary, special=True)
         whole = model.position_options.get("max_range") or DRAWN_FROM * self.test_tokens
         signs = [number for letter, number in words.get_vocab().items() if letter in task.signs]
@@ -148,7 +155,8 @@ class GeneratedRecipe(new_model.NewModelRecipe):
         return new_model.configuration(model, self.data.window, words, len(words), options, words.pad_token_id)
 
     def outline(self) -> dict[str, str]:
-        data, lengths = self.data, self.lengths
+        data = self.data
+        lengths = self.lengths
         sizes = lengths.task.sizes
         if isinstance(lengths.task, ArithmeticTask):
             shown = f"up to {data.max_digits:,} {sizes[0]}, {data.max_digits_second:,} {sizes[1]}"
@@ -173,11 +181,13 @@ class GeneratedRecipe(new_model.NewModelRecipe):
 
     @rule("task", "max_digits", "max_digits_second", "test_digits")
     def _digits(self) -> Iterator[Problem]:
-        data, task = self.data, TASKS[self.data.task]
+        data = self.data
+        task = TASKS[self.data.task]
         if not isinstance(task, ArithmeticTask):
             return
         for name, largest in zip(("max_digits", "max_digits_second"), task.largest, strict=True):
-            size, limit = getattr(data, name), min(largest, LONGEST)
+            size = getattr(data, name)
+            limit = min(largest, LONGEST)
             if size is not None and size > limit:
                 yield Problem(name, size, "out of range", f"give 1 to {limit}")
         if data.max_digits is DERIVED:
@@ -194,7 +204,8 @@ class GeneratedRecipe(new_model.NewModelRecipe):
 
     @rule("task", "task_options", "train_lengths", "test_lengths")
     def _options_and_lengths(self) -> Iterator[Problem]:
-        data, task = self.data, self.lengths.task
+        data = self.data
+        task = self.lengths.task
         if not isinstance(task, AddressingTask):
             return
         if wrong_options := generated.check(data.task, data.task_options):

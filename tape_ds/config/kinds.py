@@ -23,4 +23,6 @@ def of(name: str, otherwise: type[Recipe]) -> type[Recipe]:
 def taken(launcher: str, name: str) -> type[Recipe]:
     """Return the kind by which a launcher reads the recipe ``name``; ``finetune`` reads SCROLLS recipes as well."""
     own = KINDS[launcher]
-    return ScrollsRecipe if own is ChatRecipe and of(name, own) is ScrollsRecipe else own
+    if own is ChatRecipe and of(name, own) is ScrollsRecipe:
+        return ScrollsRecipe
+    return own

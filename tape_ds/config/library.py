@@ -34,13 +34,17 @@ def choices(name: str) -> Any:
     values = [
         each.value.value for each in body if isinstance(each, ast.Assign) and isinstance(each.value, ast.Constant)
     ]
-    return Literal[tuple(values)] if values else None
+    if values:
+        return Literal[tuple(values)]
+    return None
 
 
 def trackers() -> list[str]:
     text = source("transformers.integrations.integration_utils")
     table = re.search(r"^INTEGRATION_TO_CALLBACK = {(.*?)^}", text, re.M | re.S)
-    return re.findall(r'^ +"(\w+)":', table[1], re.M) if table else []
+    if table:
+        return re.findall(r'^ +"(\w+)":', table[1], re.M)
+    return []
 
 
 def training_arguments() -> type[Section]:
@@ -72,9 +76,12 @@ def training_arguments() -> type[Section]:
 def _type(annotation: ast.expr) -> Any:
     """Return the type of an annotation; Any where a file can hold no such value."""
     if isinstance(annotation, ast.BinOp):
-        left, right = _type(annotation.left), _type(annotation.right)
+        left = _type(annotation.left)
+        right = _type(annotation.right)
         # of "Enum | str" the enum is meant
-        return left if right is str and not isinstance(left, type) and left is not None else left | right
+        if right is str and not isinstance(left, type) and left is not None:
+            return left
+        return left | right
     if isinstance(annotation, ast.Constant):
         return annotation.value
     if isinstance(annotation, ast.Subscript):

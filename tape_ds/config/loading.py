@@ -35,7 +35,8 @@ def load(argv: list[str], world_size: int | None = None, *, kind: type[R], elsew
     """
     problems: list[Problem] = []
     flags = command_line.read(argv, problems)
-    heads = {name: name.partition(".") for name in flags if name != "local_rank"}  # DeepSpeed's launcher gives it
+    # DeepSpeed's launcher gives it
+    heads = {name: name.partition(".") for name in flags if name != "local_rank"}
     flags = {trainer.ALIASES.get(head, head) + dot + rest: flags[name] for name, (head, dot, rest) in heads.items()}
     print_config, dry_run = (command_line.switch(name, flags, problems) for name in ("print_config", "dry_run"))
     texts = flags.pop("recipe", [kind.DEFAULT])
@@ -51,7 +52,8 @@ def load(argv: list[str], world_size: int | None = None, *, kind: type[R], elsew
 
     # values under the names that fields have here; two names with two values contradict each other
     for old, new in trainer.ALIASES.items():
-        given, other = collected.pop(old, None), collected.get(new)
+        given = collected.pop(old, None)
+        other = collected.get(new)
         if given is None or given.value is None:
             continue
         if other is None or other.value is None:
@@ -99,7 +101,8 @@ def _checked(kind: type[Recipe], collected: files.Collected) -> tuple[dict[str, 
             values[name] = given.value
             for each in paths.check(name, given.value):
                 found[name] = each
-            default, owned = known[name].default, trainer.OWNED.get(name)
+            default = known[name].default
+            owned = trainer.OWNED.get(name)
             is_empty = default is None and given.value in ("", {}, [])
             if owned is not None and given.value != default and not is_empty:
                 shown = "null" if default is None else str(default).lower()
@@ -109,8 +112,12 @@ def _checked(kind: type[Recipe], collected: files.Collected) -> tuple[dict[str, 
         own = {name: values[name] for name in section.flat_fields() if name in values and name not in found}
         for each in section.check(own):
             place = collected[each.field].where if each.field in collected else ""
-            where = f" ({place})" if place and each.wrong == "wrong type" else ""
-            form = " as JSON" if isinstance(each.value, str) and each.value[:1] in ("[", "{") else ""
+            where = ""
+            if place and each.wrong == "wrong type":
+                where = f" ({place})"
+            form = ""
+            if isinstance(each.value, str) and each.value[:1] in ("[", "{"):
+                form = " as JSON"
             better = dataclasses.replace(each, wrong=each.wrong + where, remedy=each.remedy + form)
             found.setdefault(each.field, better)
     return {name: value for name, value in values.items() if name not in found}, found

@@ -104,7 +104,8 @@ class MethodSection(Section):
         fields = unread(self.chosen)
         if not self.train_router:
             fields.add("train_router")
-        if not self.distill:  # nor in a checkpoint's identity, so that runs before there was distillation resume
+        # nor in a checkpoint's identity, so that runs before there was distillation resume
+        if not self.distill:
             fields |= {"distill", "distill_weight"}
         return fields
 
@@ -127,10 +128,12 @@ class MethodSection(Section):
     @rule("method", *ADAPTERS, "group_tokens", "theta_linear", "train_router", "distill", "distill_weight", *GROUPS)
     def _unused(self, recipe: RecipeView) -> Iterator[Problem]:
         for field in sorted(recipe.given & self.unused_fields):
-            value, holds = getattr(self, field), MethodSection.model_fields[field].default
+            value = getattr(self, field)
+            holds = MethodSection.model_fields[field].default
             if field in GROUPS:
                 holds = self.chosen.trains == "everything"
-            if value == holds and isinstance(holds, bool | None):  # "off" may stand where nothing reads it
+            # "off" may stand where nothing reads it
+            if value == holds and isinstance(holds, bool | None):
                 continue
             if field == "distill_weight":
                 yield Problem(field, value, "distill is off", "distill: true, or remove it")
@@ -139,34 +142,45 @@ class MethodSection(Section):
             remedy = f"remove it (where a base has it: {field}: null), or method: {others}"
             yield Problem(field, value, f"method = {self.method!r} does not read it", remedy)
         resumed = recipe.trainer_value("resume_from_checkpoint")
-        if resumed and resumed != "auto" and not recipe.trains:  # auto: if there is a checkpoint
+        # auto: if there is a checkpoint
+        if resumed and resumed != "auto" and not recipe.trains:
             wrong = f"method = {self.method!r} takes no steps: there is nothing to resume"
             yield Problem("resume_from_checkpoint", resumed, wrong, "remove it")
 
     @rule("method", "position_encoding", "position_options", *GROUPS)
     def _trains_something(self, recipe: RecipeView) -> Iterator[Problem]:
-        encoding, options = recipe.model.position_encoding, recipe.model.position_options
-        method, name = self.chosen, self.method
+        encoding = recipe.model.position_encoding
+        options = recipe.model.position_options
+        method = self.chosen
+        name = self.method
         if encodings.check_options(encoding, options) or method.trains in ("everything", "nothing"):
             return
         can = learns(encoding, options)
-        has_none = f"position_encoding = {encoding!r} has no position updates" + (" with these options" * bool(options))
+        has_none = f"position_encoding = {encoding!r} has no position updates"
+        if options:
+            has_none += " with these options"
         if self.train_position and not method.learns_positions:
             ours = ", ".join(name for name, method in METHODS.items() if method.learns_positions)
             yield Problem("train_position", True, f"method = {name!r} trains no position updates", f"method: {ours}")
         elif self.train_position and not can:
-            updated = "position_options: {}" if learns(encoding, {}) else "position_encoding: tape"
+            updated = "position_encoding: tape"
+            if learns(encoding, {}):
+                updated = "position_options: {}"
             yield Problem("train_position", True, has_none, f"{updated}, or train_position: false")
         elif method.learns_positions and "train_position" not in recipe.given and not can:
             others = ", ".join(each for each in trained() if not METHODS[each].learns_positions)
-            updated = "position_options: {}" if learns(encoding, {}) else "position_encoding: tape"
+            updated = "position_encoding: tape"
+            if learns(encoding, {}):
+                updated = "position_options: {}"
             yield Problem("method", name, has_none, f"{updated}, or another method: {others}")
         if method.trains == "groups" and not any(getattr(self, switch) for switch in GROUPS):
             yield Problem("method", name, "nothing is left to train", " or ".join(f"{group}: true" for group in GROUPS))
 
     @rule("method", "position_encoding", "rope_parameters", "theta_linear")
     def _rope(self, recipe: RecipeView) -> Iterator[Problem]:
-        name, model, given = self.method, recipe.model, recipe.model.rope_parameters.get("rope_type")
+        name = self.method
+        model = recipe.model
+        given = recipe.model.rope_parameters.get("rope_type")
         own = self.chosen.rope_parameters.get("rope_type")
         own = "linear" if own is not None and self.theta_linear else own
         if None not in (own, given) and given not in (own, trained_rope.AUTO):
@@ -186,7 +200,9 @@ class MethodSection(Section):
 
     @rule("method", "group_tokens", "window", "position_encoding")
     def _groups(self, recipe: RecipeView) -> Iterator[Problem]:
-        group, window, encoding = self.group_tokens, recipe.data.window, recipe.model.position_encoding
+        group = self.group_tokens
+        window = recipe.data.window
+        encoding = recipe.model.position_encoding
         if not self.chosen.grouped:
             return
         if group < 2 or group % 2:
@@ -236,7 +252,9 @@ def targets(settings: MethodSection, is_given: bool, maps: Mapping[str, bool]) -
         return []
     if not is_given:
         return [name for name, of_attention in maps.items() if of_attention]
-    return list(maps) if settings.lora_targets == [ALL_LINEAR] else settings.lora_targets
+    if settings.lora_targets == [ALL_LINEAR]:
+        return list(maps)
+    return settings.lora_targets
 
 
 def check_targets(settings: MethodSection, family: str, maps: Mapping[str, bool] = LLAMAS_MAPS) -> Iterator[Problem]:

@@ -80,8 +80,10 @@ _TAKEN_OVER = (*_SIZES, "tie_word_embeddings", "position_encoding", "state_dtype
 
 def derived(model: NewModel, window: int) -> dict[str, Any]:
     """Return a key/value head for each query head, heads that share the width, and the encoding's RoPE parameters."""
-    heads, encoding = model.num_attention_heads, model.position_encoding
-    known = encoding if encoding in encodings.available() else STAND_INS["position_encoding"]  # a rule refuses it
+    heads = model.num_attention_heads
+    encoding = model.position_encoding
+    # a rule refuses it
+    known = encoding if encoding in encodings.available() else STAND_INS["position_encoding"]
     return {
         "rope_parameters": encodings.options_of(known, {}).default_rope_parameters(window),
         "num_key_value_heads": heads,

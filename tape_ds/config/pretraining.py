@@ -11,9 +11,10 @@ from tape_ds.config.sections import DataCache, Mixture
 from tape_ds.data import sources
 from tape_ds.data.bad_rows import Skip
 from tape_ds.data.sources import KINDS, TokenSource, generated, weights
+from tape_ds.distributed.launch_command import TRAINING
 from tape_ds.errors import Problem
 from tape_ds.fields import COMPARED, DERIVED, FREE, Section, Tokens, rule
-from tape_ds.models.loading import config_file
+from tape_ds.models.files import config_file
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -63,7 +64,7 @@ class PretrainingEvaluation(Section):
 class PretrainingRecipe(new_model.NewModelRecipe):
     """A recipe of this launcher."""
 
-    LAUNCHER: ClassVar[str] = "pretrain_c4"
+    LAUNCHER: ClassVar[str] = TRAINING["pretrain"]
     DEFAULT: ClassVar[str] = "tiny"
     STAND_INS: ClassVar[Mapping[str, Any]] = {**new_model.STAND_INS, "train_data": ["stdlib"], "window": 64}
 
@@ -79,15 +80,20 @@ class PretrainingRecipe(new_model.NewModelRecipe):
         self, tokenizer: "PreTrainedTokenizerBase | new_model.Words" = NO_TOKENIZER, vocab_size: int | None = None
     ) -> dict[str, Any]:
         """See :func:`.new_model.configuration`. No padding token is set: sequences are not padded."""
-        if vocab_size is None:  # of a tokenizer that is still to be trained or loaded
+        # of a tokenizer that is still to be trained or loaded
+        if vocab_size is None:
             vocab_size = self.model.vocab_size or 2**31 if tokenizer is NO_TOKENIZER else len(tokenizer)
         return new_model.configuration(self.model, self.data.window, tokenizer, vocab_size, self.model.position_options)
 
     def outline(self) -> dict[str, str]:
-        model, data, lengths = self.model, self.data, self.evaluation.eval_lengths
+        model = self.model
+        data = self.data
+        lengths = self.evaluation.eval_lengths
         scored = f", at lengths {', '.join(f'{length:,}' for length in lengths)}"
         trained = f"sentencepiece, {model.vocab_size or 0:,} entries, trained on train_data"
-        made = f"streamed by {data.stream_workers} workers" if data.streaming else "packed documents"
+        made = "packed documents"
+        if data.streaming:
+            made = f"streamed by {data.stream_workers} workers"
         return {
             **model.outline(),
             "tokenizer": data.tokenizer or trained,
@@ -97,7 +103,8 @@ class PretrainingRecipe(new_model.NewModelRecipe):
 
     @rule("tokenizer", "vocab_size")
     def _vocabulary(self) -> Iterator[Problem]:
-        tokenizer, size = self.data.tokenizer, self.model.vocab_size
+        tokenizer = self.data.tokenizer
+        size = self.model.vocab_size
         if tokenizer is None and size is None:
             remedy = "give the entries of the tokenizer to train, or tokenizer: a folder, a hub id or smollm2"
             yield Problem("vocab_size", None, "missing, and so is a tokenizer", remedy)
@@ -107,7 +114,8 @@ class PretrainingRecipe(new_model.NewModelRecipe):
 
     @rule("eval_lengths", "eval_tokens", "window")
     def _lengths(self) -> Iterator[Problem]:
-        lengths, tokens = self.evaluation.eval_lengths, self.evaluation.eval_tokens
+        lengths = self.evaluation.eval_lengths
+        tokens = self.evaluation.eval_tokens
         if not lengths:
             yield Problem("eval_lengths", lengths, "nothing to score", "leave it out, or empty eval_data instead")
         elif len(set(lengths)) < len(lengths):
@@ -120,7 +128,8 @@ class PretrainingRecipe(new_model.NewModelRecipe):
     def _generated(self) -> Iterator[Problem]:
         data = self.data
         specs = weights.specs_of(data.train_data)
-        steps = 1 if data.streaming else self.trainer_value("max_steps")  # of a stream, the next rule asks for them
+        # of a stream, the next rule asks for them
+        steps = 1 if data.streaming else self.trainer_value("max_steps")
         yield from generated.check_drawn(data.train_data, data.window, steps)
         if data.tokenizer is None and specs and not generated.written_text(specs):
             remedy = "give a folder, a hub id or smollm2; or data that hold text"
@@ -138,7 +147,8 @@ class PretrainingRecipe(new_model.NewModelRecipe):
             if kind is not None and issubclass(kind, TokenSource) and not kind.streamed:
                 wrong = "holds token ids already, and is read from disk anyway"
                 yield Problem("train_data", spec, wrong, "set streaming: false")
-        steps, workers = self.trainer_value("max_steps"), self.trainer_value("dataloader_num_workers")
+        steps = self.trainer_value("max_steps")
+        workers = self.trainer_value("dataloader_num_workers")
         if steps <= 0:
             yield Problem("max_steps", steps, "the length of a stream is unknown", "give the steps to train")
         if workers > 1:

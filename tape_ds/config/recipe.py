@@ -26,7 +26,7 @@ from tape_ds.distributed.layout import SEQUENCE, TENSOR, Layout
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.fields import Section, rule, run_rules
 from tape_ds.methods import liger
-from tape_ds.models.loading import config_file
+from tape_ds.models.loading import known_config
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -149,14 +149,17 @@ class Recipe(ABC):
         """The setting that makes the run compute on the CPU, as it is written; None without one."""
         if self.trainer_value("use_cpu"):
             return "use_cpu: true"
-        return "DS_ACCELERATOR=cpu" if os.environ.get("DS_ACCELERATOR") == "cpu" else None
+        if os.environ.get("DS_ACCELERATOR") == "cpu":
+            return "DS_ACCELERATOR=cpu"
+        return None
 
     def layout(self, world_size: int | None = None) -> Layout:
         """Return the layout of ``world_size`` processes (default those of the job), with the engine's default buffers.
         Raises UserError: they do not fall into groups that work on the same sequences."""
         world = world_size or self.world_size
         raise_if_any(list(check_groups(self.scale, world)))
-        recomputes, zero = self.trainer_value("activation_checkpointing"), "zero_optimization.offload_"
+        recomputes = self.trainer_value("activation_checkpointing")
+        zero = "zero_optimization.offload_"
         return Layout(
             world,
             self.scale.sequence_parallel_size,
@@ -173,7 +176,9 @@ class Recipe(ABC):
     def accumulation(self) -> int:
         """Backward passes per optimizer step and process; 1 without steps."""
         layout = self.layout()
-        return self.global_batch_size // (layout.micro_batch * layout.data) if self.trains else 1
+        if self.trains:
+            return self.global_batch_size // (layout.micro_batch * layout.data)
+        return 1
 
     def training_arguments(self) -> "TrainingArguments":
         """Return the trainer's arguments; transformers picks the device and starts the process group here. Raises
@@ -189,8 +194,10 @@ class Recipe(ABC):
         kwargs["gradient_accumulation_steps"] = self.accumulation()
         if self.chosen_cpu is not None or not torch.accelerator.is_available():
             kwargs["use_cpu"] = True
-        engine, size = self.deepspeed, self.scale.tensor_parallel_size
-        if engine is not None and size > 1:  # the engine learns the groups that share a model here
+        engine = self.deepspeed
+        size = self.scale.tensor_parallel_size
+        # the engine learns the groups that share a model here
+        if engine is not None and size > 1:
             engine = engine | {"tensor_parallel": {"autotp_size": size}}
         try:
             return TrainingArguments(**kwargs, deepspeed=engine)
@@ -215,7 +222,8 @@ class Recipe(ABC):
 
     def to_yaml(self) -> str:
         """Return :meth:`as_dict` as the text of a recipe, with transformers' defaults of everything that has one."""
-        skipped = {"deepspeed", "gradient_accumulation_steps", "num_train_epochs"}  # others decide these
+        # others decide these
+        skipped = {"deepspeed", "gradient_accumulation_steps", "num_train_epochs"}
         values = {name: self.trainer_value(name) for name in trainer.FIELDS if name not in skipped}
         trainers = {name: value for name, value in values.items() if value is not None} | self.trainer.kwargs
         flat = self.as_dict()
@@ -231,16 +239,20 @@ class Recipe(ABC):
 
     @rule("model")
     def _base_is_there(self) -> Iterator[Problem]:
-        base = getattr(self.model, "model", None)  # a new model has none
+        # a new model has none
+        base = getattr(self.model, "model", None)
         if base is not None:
-            yield from config_file.check(base, online=self.dry_run)
+            yield from known_config.check_model(base, online=self.dry_run)
 
     @rule(*("global_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps", SEQUENCE, TENSOR))
     def _batch(self) -> Iterator[Problem]:
-        if not self.trains or list(check_groups(self.scale, self.world_size)):  # then Scale's rule has the problem
+        # then Scale's rule has the problem
+        if not self.trains or list(check_groups(self.scale, self.world_size)):
             return
-        layout, written = self.layout(), self.trainer_value("gradient_accumulation_steps")
-        batch, each = self.global_batch_size, layout.micro_batch
+        layout = self.layout()
+        written = self.trainer_value("gradient_accumulation_steps")
+        batch = self.global_batch_size
+        each = layout.micro_batch
         shared = each * layout.data
         if batch < 1:
             yield Problem("global_batch_size", batch, "too small", "give 1 or more")
@@ -249,7 +261,9 @@ class Recipe(ABC):
             wrong = f"not divisible by {per_device} x {layout.data} ({layout.readers}) = {shared}"
             fitting = [size for size in range(min(each, 1024), 0, -1) if batch % (size * layout.data) == 0]
             nearest = max(batch // shared, 1) * shared
-            other = f"per_device_train_batch_size: {fitting[0]}, or " if fitting else ""
+            other = ""
+            if fitting:
+                other = f"per_device_train_batch_size: {fitting[0]}, or "
             yield Problem("global_batch_size", batch, wrong, f"{other}global_batch_size: {nearest}, or other processes")
         elif "gradient_accumulation_steps" in self.given and written != batch // shared:
             wrong = f"{batch} / ({each} x {layout.data} {layout.readers}) makes {batch // shared}"
@@ -278,12 +292,18 @@ class Recipe(ABC):
         *("max_grad_norm", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "optim", "lr_scheduler_type"),
     )
     def _deepspeed(self) -> Iterator[Problem]:
-        config, value = self.deepspeed, self.trainer_value
+        config = self.deepspeed
+        value = self.trainer_value
         if config is None:
             return
-        batch, each = self.global_batch_size, value("per_device_train_batch_size")
-        size = self.scale.ways  # the engine counts a sequence once for every process that reads it
-        counted = "global_batch_size" if size == 1 else f"global_batch_size x {self.scale.field}"
+        batch = self.global_batch_size
+        each = value("per_device_train_batch_size")
+        # the engine counts a sequence once for every process that reads it
+        size = self.scale.ways
+        if size == 1:
+            counted = "global_batch_size"
+        else:
+            counted = f"global_batch_size x {self.scale.field}"
         expected = {
             "train_micro_batch_size_per_gpu": ("per_device_train_batch_size", each),
             "train_batch_size": (counted, batch * size),

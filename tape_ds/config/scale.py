@@ -14,7 +14,7 @@ from tape_ds.config.trainer import RecipeView
 from tape_ds.distributed.layout import SEQUENCE, TENSOR, check_cuts, check_heads
 from tape_ds.errors import Problem
 from tape_ds.fields import FREE, Section, rule
-from tape_ds.models.loading.config_file import has_llamas_names
+from tape_ds.models.files.config_file import has_llamas_names
 
 
 class Scale(Section):
@@ -36,11 +36,14 @@ class Scale(Section):
     @property
     def field(self) -> str:
         """The one of the two that is above 1; they exclude each other."""
-        return SEQUENCE if self.sequence_parallel_size > 1 else TENSOR
+        if self.sequence_parallel_size > 1:
+            return SEQUENCE
+        return TENSOR
 
     @rule(SEQUENCE, TENSOR, "deepspeed")
     def _groups(self, recipe: RecipeView) -> Iterator[Problem]:
-        size, engine = self.tensor_parallel_size, recipe.deepspeed
+        size = self.tensor_parallel_size
+        engine = recipe.deepspeed
         if self.ways > 1 and not recipe.trains:
             yield Problem(self.field, self.ways, "nothing is trained", "remove it")
         else:

@@ -123,7 +123,8 @@ class Averaging(Section):
 
     @rule("average_last", "max_steps", "save_strategy", "save_steps", "save_total_limit")
     def _saved(self, recipe: RecipeView) -> Iterator[Problem]:
-        count, limit = self.average_last, recipe.trainer_value("save_total_limit")
+        count = self.average_last
+        limit = recipe.trainer_value("save_total_limit")
         if count is None:
             return
         if not recipe.trains:
@@ -169,7 +170,8 @@ class Profile(Section):
 
     @rule("profile_start", "profile_steps", "max_steps")
     def _steps(self, recipe: RecipeView) -> Iterator[Problem]:
-        steps, last = recipe.trainer_value("max_steps"), self.profile_start + self.profile_steps - 1
+        steps = recipe.trainer_value("max_steps")
+        last = self.profile_start + self.profile_steps - 1
         if self.profile and 0 < steps < last:
             wrong = f"with profile_steps = {self.profile_steps} it needs {last} steps, and max_steps = {steps}"
             yield Problem("profile_start", self.profile_start, wrong, "begin earlier, record fewer, or take more steps")
@@ -180,7 +182,8 @@ class Profile(Section):
             yield Problem("profile_ranks", wrong_ranks, wrong, remedy)
 
 
-_RATE, _DECAY = "position_learning_rate", "position_weight_decay"
+_RATE = "position_learning_rate"
+_DECAY = "position_weight_decay"
 
 
 class Optimization(Section):
@@ -197,10 +200,14 @@ class Optimization(Section):
         given = self.position_learning_rate
         if given is None:
             return learning_rate
-        return learning_rate * (_factor(given) or 0.0) if isinstance(given, str) else given
+        if isinstance(given, str):
+            return learning_rate * (_factor(given) or 0.0)
+        return given
 
     def outline(self, learning_rate: float) -> str:
-        factor = f" ({self.position_learning_rate})" if isinstance(self.position_learning_rate, str) else ""
+        factor = ""
+        if isinstance(self.position_learning_rate, str):
+            factor = f" ({self.position_learning_rate})"
         rate = f"learning rate {self.position_rate(learning_rate):g}{factor}"
         return f"{rate}, weight decay {self.position_weight_decay:g}"
 
@@ -210,10 +217,13 @@ class Optimization(Section):
 
     @rule(_RATE, "optim", "deepspeed")
     def _values(self, recipe: RecipeView) -> Iterator[Problem]:
-        rate, optim = self.position_learning_rate, recipe.trainer_value("optim")
+        rate = self.position_learning_rate
+        optim = recipe.trainer_value("optim")
         number = _factor(rate) if isinstance(rate, str) else rate
         if rate is not None and (number is None or number <= 0):
-            wrong = "neither a learning rate nor a factor" if number is None else "out of range"
+            wrong = "out of range"
+            if number is None:
+                wrong = "neither a learning rate nor a factor"
             yield Problem(_RATE, rate, wrong, "give a number above 0, a factor of learning_rate such as 10x, or null")
         for name, given in ((_RATE, rate), (_DECAY, self.position_weight_decay or None)):
             # these divide a model's parameters themselves
@@ -228,19 +238,24 @@ class Optimization(Section):
 def _factor(text: str) -> float | None:
     """Return the 10 of ``10x``."""
     number: Any = plain(text[:-1]) if text.endswith("x") else None
-    return float(number) if type(number) in (int, float) else None
+    if type(number) in (int, float):
+        return float(number)
+    return None
 
 
 def learns(encoding: str, options: Mapping[str, Any]) -> bool:
     """Return whether an encoding has parameters to train; False if its name or options are wrong."""
-    chosen = None if encodings.check_options(encoding, options) else encodings.options_of(encoding, options)
+    chosen = None
+    if not encodings.check_options(encoding, options):
+        chosen = encodings.options_of(encoding, options)
     return chosen is not None and (chosen.learns or chosen.abacus)
 
 
 def check_trained(optimization: Optimization, trained: bool) -> Iterator[Problem]:
     """Yield the fields without an effect, where ``trained`` is whether any parameters of an encoding are."""
     for name in (_RATE, _DECAY):
-        value, default = getattr(optimization, name), Optimization.model_fields[name].default
+        value = getattr(optimization, name)
+        default = Optimization.model_fields[name].default
         if not trained and value != default:
             remedy = f"remove it (where a base has it: {name}: null), or train an encoding "
             wrong = "no parameters of a positional encoding are trained"

@@ -45,7 +45,9 @@ class TargetWeights(Section):
         return set(_FIELDS) - {"target_weights", *_READ_BY[self.target_weights]}
 
     def tail(self, window: int) -> int:
-        return max(1, window // 4) if self.exact_tail is None else self.exact_tail
+        if self.exact_tail is None:
+            return max(1, window // 4)
+        return self.exact_tail
 
     def outline(self, window: int) -> str:
         """Return the settings in words."""

@@ -199,7 +199,9 @@ class Trainer(Library):
     def value(self, name: str) -> Any:
         """Return the value of a field, the cautious one while it is left to the plan."""
         value = getattr(self, name)
-        return CAUTIOUS[name] if name in CAUTIOUS and value == AUTO else value
+        if name in CAUTIOUS and value == AUTO:
+            return CAUTIOUS[name]
+        return value
 
     @property
     def kwargs(self) -> dict[str, Any]:
@@ -215,7 +217,10 @@ class Trainer(Library):
     def _duration(self, recipe: RecipeView) -> Iterator[Problem]:
         if not recipe.trains:
             return
-        steps, epochs = self.max_steps, self.num_train_epochs if "num_train_epochs" in self.model_fields_set else None
+        steps = self.max_steps
+        epochs = None
+        if "num_train_epochs" in self.model_fields_set:
+            epochs = self.num_train_epochs
         if steps > 0 and epochs is not None and epochs > 0:
             wrong = f"max_steps = {steps} decides, this would be ignored"
             remedy = "remove it, or max_steps: -1"
@@ -265,13 +270,14 @@ class Trainer(Library):
 
     @rule("resume_from_checkpoint", "output_dir")
     def _folders(self, recipe: RecipeView) -> Iterator[Problem]:
-        given, folder = self.resume_from_checkpoint, paths.of(str(self.output_dir))
+        given = self.resume_from_checkpoint
+        folder = paths.of(str(self.output_dir))
         yield from check_folder("output_dir", folder)
         if given not in (None, True, False, "auto") and not os.path.isdir(paths.of(str(given))):
             found = [place.name for place in checkpoint.numbered(folder)] if os.path.isdir(folder) else []
-            remedy = (
-                f"{folder} has {', '.join(found)}" if found else "give a folder checkpoint-N, or auto for the newest"
-            )
+            remedy = "give a folder checkpoint-N, or auto for the newest"
+            if found:
+                remedy = f"{folder} has {', '.join(found)}"
             yield Problem("resume_from_checkpoint", given, "no such folder", remedy)
 
 

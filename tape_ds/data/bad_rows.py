@@ -15,6 +15,7 @@ from pydantic import Field
 from tape_ds import storage
 from tape_ds.errors import Problem, UserError, redacted
 from tape_ds.fields import FREE, Section
+from tape_ds.numbers import counted
 
 logger = logging.getLogger(__name__)
 
@@ -79,9 +80,10 @@ class BadRows:
     def __str__(self) -> str:
         """``2 rows: a.jsonl:3 is not JSON (...); a.jsonl:7: 'text' holds NoneType, not text``."""
         count = len(self._found)
-        more = f"; and {count - NAMED} more" if count > NAMED else ""
         named = "; ".join(problem.wrong for problem in self.problems[:NAMED])
-        return redacted(f"{count:,} row{'s' * (count != 1)}: {named}{more}")
+        if count > NAMED:
+            named += f"; and {count - NAMED} more"
+        return redacted(f"{counted(count, 'row')}: {named}")
 
 
 class SourceBadRows(BadRows):
@@ -89,7 +91,8 @@ class SourceBadRows(BadRows):
 
     def __init__(self, of_run: BadRows, field: str, spec: str):
         super().__init__(of_run.limit)
-        self._of_run, self._known = of_run, {"field": field, "value": spec}
+        self._of_run = of_run
+        self._known = {"field": field, "value": spec}
 
     def count(self, file: Path) -> None:
         self._of_run.read(file, **self._known)

@@ -133,7 +133,8 @@ class ExactWeights:
         """Return the weights that follow from counted targets. A bucket of the tail in which none was counted has the
         largest weight of the others. Raises UserError: no target is in the tail."""
         in_tail = histogram.edges >= buckets.tail
-        edges, counts = histogram.edges[in_tail], histogram.counts[in_tail]
+        edges = histogram.edges[in_tail]
+        counts = histogram.counts[in_tail]
         if not counts.sum():
             wrong = f"no target of the first {samples:,} sequences has so many tokens of its document before it "
             wrong += f"(the longest: {histogram.longest:,})"

@@ -29,7 +29,8 @@ from tape_ds.data.stream import StreamedSequences
 Sequences = TrainingSequences | StreamedSequences | RetrievalSequences
 Built = TypeVar("Built", bound=Sequences)
 
-BLOCK = 2**14  # samples whose sources are drawn together; decides the draws
+# samples whose sources are drawn together; decides the draws
+BLOCK = 2**14
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,14 @@ class WeightedSource:
     spec: str
     share: float  # share of all tokens; all shares sum to 1
     sequences: Sequences
-    lengths: np.ndarray  # tokens of each sequence, int64 [sequences]; [1] where all are equal, or their mean is known
+    # tokens of each sequence, int64 [sequences]; [1] where all are equal, or their mean is known
+    lengths: np.ndarray
 
     @property
     def stream_workers(self) -> int:
-        return self.sequences.stream.workers if isinstance(self.sequences, StreamedSequences) else 1
+        if isinstance(self.sequences, StreamedSequences):
+            return self.sequences.stream.workers
+        return 1
 
 
 class MixedSequences(RunSamples):
@@ -76,7 +80,8 @@ class MixedSequences(RunSamples):
 
     def counts(self, samples: int) -> list[int]:
         block, at = divmod(samples, BLOCK)
-        drawn, before = _sources(self.seed, self.probabilities, block)[:at], self._counts(block)
+        drawn = _sources(self.seed, self.probabilities, block)[:at]
+        before = self._counts(block)
         return [int(workers.sum() + np.count_nonzero(drawn == source)) for source, workers in enumerate(before)]
 
     def tokens(self, samples: int) -> dict[str, int]:
@@ -101,9 +106,11 @@ class MixedSequences(RunSamples):
             elif isinstance(sequences, RetrievalSequences):
                 line += f", {sequences.origin}"
             else:
-                what, size = "documents" if sequences.pose else "sequences", len(sequences.stored)
+                what = "documents" if sequences.pose else "sequences"
+                size = len(sequences.stored)
                 line += f", {count / size:.2f} times through its {size:,} {what}"
-                line += f" ({sequences.origin})" * bool(sequences.origin)
+                if sequences.origin:
+                    line += f" ({sequences.origin})"
             lines.append(line)
         return "\n".join(lines)
 
@@ -111,7 +118,8 @@ class MixedSequences(RunSamples):
         """Return the samples before a block, for each source int64 [workers]."""
         while len(self._before) <= block:
             done = len(self._before) - 1
-            drawn, counts = _sources(self.seed, self.probabilities, done), []
+            drawn = _sources(self.seed, self.probabilities, done)
+            counts = []
             for source, before in enumerate(self._before[done]):
                 workers = (done * BLOCK + np.flatnonzero(drawn == source)) % len(before)
                 counts.append(before + np.bincount(workers, minlength=len(before)))
@@ -134,7 +142,8 @@ def mix(
         build: specs and a seed -> the sequences of these sources; with weights, ``samples`` of them.
         seed: of the run; each weighted source gets another, or two would be shuffled by the same random numbers.
     """
-    specs, shares = specs_of(entries), shares_of(entries)
+    specs = specs_of(entries)
+    shares = shares_of(entries)
     if shares is None:
         return build(specs, seed)
     parts = []

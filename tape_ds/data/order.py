@@ -17,7 +17,8 @@ from tape_ds.data.selection import token_counts
 if TYPE_CHECKING:
     import datasets
 
-IGNORED = -100  # label of a token that is no target: the ignore_index of torch's cross entropy
+# label of a token that is no target: the ignore_index of torch's cross entropy
+IGNORED = -100
 PADDING = -1  # document id
 
 # Independent streams of one seed.
@@ -131,7 +132,8 @@ class AnswerSequences(RunSamples):
     (-100 except for the answer and its EOS, aligned with ``input_ids``), all int64, and ``document_ids`` int32 (0).
     """
 
-    COLUMNS: ClassVar[tuple[str, ...]] = ("input_ids", "targets")  # of ``stored``, for :meth:`item`
+    # of ``stored``, for :meth:`item`
+    COLUMNS: ClassVar[tuple[str, ...]] = ("input_ids", "targets")
 
     def __init__(self, stored: "datasets.Dataset", *, samples: int, seed: int, step_sequences: int):
         self.stored = stored.with_format("numpy", columns=list(self.COLUMNS), dtype=np.int64)
@@ -152,9 +154,11 @@ class AnswerSequences(RunSamples):
         """Return the row of ``stored`` that sample ``index`` is made from."""
         step, place = divmod(index, self.step_sequences)
         if step != self._step:
-            count, indices = len(self.stored), range(step * self.step_sequences, (step + 1) * self.step_sequences)
+            count = len(self.stored)
+            indices = range(step * self.step_sequences, (step + 1) * self.step_sequences)
             drawn = [self.order(number // count)[number % count] for number in indices]
-            self._members = sorted(drawn, key=lambda row: -self.lengths[row])  # stable: of equal ones the first drawn
+            # stable: of equal ones the first drawn
+            self._members = sorted(drawn, key=lambda row: -self.lengths[row])
             self._step = step
         return int(self._members[place])
 
@@ -221,14 +225,16 @@ def collate(
         batch[name] = torch.stack(padded)
     if weigh is not None:
         batch["target_weights"] = weigh(torch.as_tensor(batch["document_ids"]))
-    positions, documents = batch.get("position_ids"), batch.get("document_ids")
+    positions = batch.get("position_ids")
+    documents = batch.get("document_ids")
     if isinstance(positions, torch.Tensor) and bool((positions == positions[:1]).all()):
         batch["position_ids"] = positions[:1]
 
     if isinstance(documents, torch.Tensor) and not bool((documents == PADDING).any()):
         contiguous = all(len(sequence.unique_consecutive()) == len(sequence.unique()) for sequence in documents)
         if contiguous:
-            begins = torch.ones_like(documents, dtype=torch.bool)  # a sequence begins a document
+            # a sequence begins a document
+            begins = torch.ones_like(documents, dtype=torch.bool)
             begins[:, 1:] = documents.diff(dim=1) != 0
             starts = torch.cat((begins.flatten().nonzero()[:, 0], torch.tensor([documents.numel()])))
             batch |= {"cu_seq_lens_q": starts.int(), "cu_seq_lens_k": starts.int()}

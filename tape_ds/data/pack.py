@@ -24,8 +24,10 @@ Packing = Literal["cut", "single", "whole", "best_fit"]
 PADDED: tuple[Packing, ...] = ("whole", "best_fit")
 """Those that give sequences shorter than ``length``."""
 
-OPEN_SEQUENCES = 64  # that whole() fills at a time, and best_fit() keeps for its next buffer
-BUFFER_SEQUENCES = 256  # sequences whose tokens best_fit() sorts at a time
+# that whole() fills at a time, and best_fit() keeps for its next buffer
+OPEN_SEQUENCES = 64
+# sequences whose tokens best_fit() sorts at a time
+BUFFER_SEQUENCES = 256
 # Part of every key: raise it when the code below gives other output for the same input.
 FORMAT = 1
 
@@ -55,8 +57,10 @@ def pack(
     column = List(Value("int32"), -1 if packing in PADDED else length)
     features = Features({"input_ids": column, "document_ids": column})
     key = cache.key("rows", format=FORMAT, documents=documents._fingerprint, length=length, packing=packing, end=end)
-    of = f" of {', '.join(specs)}" * bool(specs)
-    wrong = f"no document{of} alone fills" if packing == "single" else f"not even all documents{of} together fill"
+    of = f" of {', '.join(specs)}" if specs else ""
+    wrong = f"not even all documents{of} together fill"
+    if packing == "single":
+        wrong = f"no document{of} alone fills"
     too_few = Problem("window", length, f"{wrong} a sequence", "name more data, or make the window smaller")
 
     def arrays() -> Iterator[np.ndarray]:
@@ -76,7 +80,8 @@ def cut(documents: Iterable[np.ndarray], length: int) -> Iterator[PackedSequence
     The last tokens, fewer than ``length`` of the whole corpus, are dropped: a padded sequence would have the weight of
     a full one.
     """
-    ids, owners = np.empty(length, np.int32), np.empty(length, np.int32)
+    ids = np.empty(length, np.int32)
+    owners = np.empty(length, np.int32)
     filled = owner = 0
     for tokens in documents:
         at = 0
@@ -84,7 +89,9 @@ def cut(documents: Iterable[np.ndarray], length: int) -> Iterator[PackedSequence
             take = min(length - filled, len(tokens) - at)
             ids[filled : filled + take] = tokens[at : at + take]
             owners[filled : filled + take] = owner
-            filled, at, owner = filled + take, at + take, owner + 1
+            filled = filled + take
+            at = at + take
+            owner = owner + 1
             if filled == length:
                 yield {"input_ids": ids.copy(), "document_ids": owners.copy()}
                 filled = owner = 0
@@ -169,14 +176,17 @@ class _BestFit:
         self.length = length
         self.read = 0  # pieces so far
         self.made = 0  # sequences so far
-        self.rooms: list[tuple[int, int]] = []  # (room, number of the sequence), rising
-        self.pieces: dict[int, list[tuple[int, np.ndarray]]] = {}  # by number: (when it was read, tokens)
+        # (room, number of the sequence), rising
+        self.rooms: list[tuple[int, int]] = []
+        # by number: (when it was read, tokens)
+        self.pieces: dict[int, list[tuple[int, np.ndarray]]] = {}
 
     def place(self, buffer: Sequence[np.ndarray]) -> Iterator[PackedSequence]:
         """Place pieces, the longest first, and yield the sequences that they fill."""
         numbered = list(enumerate(buffer, self.read))
         self.read += len(numbered)
-        for when, piece in sorted(numbered, key=lambda each: -len(each[1])):  # stable
+        # stable
+        for when, piece in sorted(numbered, key=lambda each: -len(each[1])):
             at = bisect_left(self.rooms, (len(piece), -1))
             if at < len(self.rooms):
                 room, number = self.rooms.pop(at)

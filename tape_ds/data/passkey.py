@@ -52,12 +52,14 @@ FORMS: dict[str, Callable[[int], str]] = {
 class PasskeyQuestion:
     """One prompt with its answer."""
 
-    length: int  # the most tokens that it may have with its reply, or the nominal length of a published prompt
+    # the most tokens that it may have with its reply, or the nominal length of a published prompt
+    length: int
     trial: int
     key: int
     depth: float  # share of the filler before the key, 0 to 1
     text: str
-    ids: tuple[int, ...]  # token ids, with what the tokenizer puts before a text (BOS, or nothing)
+    # token ids, with what the tokenizer puts before a text (BOS, or nothing)
+    ids: tuple[int, ...]
     new_tokens: int = REPLY_TOKENS
 
 
@@ -66,7 +68,8 @@ class PlannedQuestion:
     """A question that is written when it is asked: a long prompt takes many passes of the tokenizer."""
 
     length: int
-    depth: float | None  # share of the filler before the key; None where the protocol draws it
+    # share of the filler before the key; None where the protocol draws it
+    depth: float | None
     trial: int
     write: Callable[[], PasskeyQuestion]
 
@@ -86,7 +89,8 @@ def draw(
     questions: list[PasskeyQuestion] = []
     problems: list[Problem] = []
     for length in lengths:
-        with collecting(problems):  # other keys of this length have the same problem
+        # other keys of this length have the same problem
+        with collecting(problems):
             for trial in range(trials):
                 generator = np.random.Generator(np.random.PCG64((seed, trial, length)))
                 key = int(generator.integers(1, LARGEST_KEY, endpoint=True))
@@ -181,7 +185,8 @@ def write(
         prompt = text(form, before, units - before, key)
         ids = prompt_ids(prompt, tokenizer)
         if len(ids) + reply <= length:
-            low, best = units, PasskeyQuestion(length, trial, key, depth, prompt, tuple(ids), reply)
+            low = units
+            best = PasskeyQuestion(length, trial, key, depth, prompt, tuple(ids), reply)
         elif units == 0:
             wrong = f"without any filler prompt and reply have {len(ids) + reply} tokens"
             raise UserError(Problem("passkey_lengths", length, wrong, f"give {len(ids) + reply} or more"))
@@ -202,7 +207,9 @@ def text(form: str, before: int, after: int, key: int) -> str:
 def answer_ids(tokenizer: "PreTrainedTokenizerBase", key: int) -> tuple[int, ...] | None:
     """Return the ids of ``key`` where it follows the question; None for a tokenizer that joins the two."""
     question, answered = (prompt_ids(words, tokenizer) for words in (_QUESTION, f"{_QUESTION} {key}"))
-    return tuple(answered[len(question) :]) if answered[: len(question)] == question else None
+    if answered[: len(question)] == question:
+        return tuple(answered[len(question) :])
+    return None
 
 
 def same_ids(tokenizer: "PreTrainedTokenizerBase", reply: str, key: int) -> bool:

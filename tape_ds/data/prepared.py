@@ -105,7 +105,8 @@ def prepare(
         _check_same(folder, settings)
     elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(Problem("output", str(folder), "holds something else", "name a new folder"))
-    records, left_out = folder / RECORDS, f"*-{BadRows.FILE}"
+    records = folder / RECORDS
+    left_out = f"*-{BadRows.FILE}"
     if (folder / MANIFEST).is_file() and not check_manifest(folder, "output", str(folder)):
         for record in sorted(records.glob(left_out)):
             bad_rows.read(record)
@@ -116,7 +117,8 @@ def prepare(
             records.mkdir(parents=True, exist_ok=True)
             lock = FileLock(records / "lock", timeout=0).acquire()
         except Timeout as error:
-            wrong, remedy = "another preparation is using this folder", "wait until it is done, or name another folder"
+            wrong = "another preparation is using this folder"
+            remedy = "wait until it is done, or name another folder"
             raise UserError(Problem("output", str(folder), wrong, remedy)) from error
         except OSError as error:
             wrong = f"cannot be created ({error.strerror})"
@@ -129,11 +131,13 @@ def prepare(
             tasks = [(part, inputs[start:end]) for part, (start, end) in enumerate(pairwise(borders))]
             work = {"tokenizer": tokenizer, "folder": folder, "limit": shard_tokens, "report": report}
             written = _in_processes(partial(_write_part, bad_rows=bad_rows, **work), tasks, processes)
-            for record in sorted(records.glob(left_out)):  # of all processes, also of earlier calls
+            # of all processes, also of earlier calls
+            for record in sorted(records.glob(left_out)):
                 bad_rows.read(record)
             shards = tuple(chain.from_iterable(written))
             if not shards:
-                shutil.rmtree(records)  # the folder is as empty as before
+                # the folder is as empty as before
+                shutil.rmtree(records)
                 wrong = "no document has any token"
                 raise UserError(Problem("data", settings.addresses, wrong, "name data that hold text"))
             result = DataManifest(settings, shards)
@@ -152,7 +156,8 @@ def verify(folder: str | Path, threads: int = 1) -> list[Problem]:
         shards = [shard for shard in read_manifest(folder).shards if wrong_size(folder, shard) is None]
     except ValueError:
         return problems
-    with ThreadPoolExecutor(threads) as pool:  # hashing releases Python's lock
+    # hashing releases Python's lock
+    with ThreadPoolExecutor(threads) as pool:
         digests = pool.map(storage.digest, [folder / shard.file for shard in shards])
     for shard, digest in zip(shards, digests, strict=True):
         if digest != shard.sha256:
@@ -172,7 +177,8 @@ def _check_same(folder: Path, settings: Settings) -> None:
             return
     except (TypeError, ValueError) as error:
         raise UserError(Problem("output", str(folder), f"cannot be resumed: {error}", "name a new folder")) from error
-    shown = {"tokenizer": "tokenizer_name", "data": "addresses"}  # instead of a fingerprint
+    # instead of a fingerprint
+    shown = {"tokenizer": "tokenizer_name", "data": "addresses"}
     problems = []
     for name in ("split", "tokenizer", "data", "shard_tokens", "parts", "format"):
         if getattr(known, name) != getattr(settings, name):
@@ -207,7 +213,8 @@ def _write_part(
     rows = encode(islice(documents, sum(entry.read for entry in entries), None), tokenizer)
     while not entries or entries[-1].tokens >= limit:
         entry = write_shard(folder / name, rows, limit)
-        bad_rows.write(folder / RECORDS / f"{number:05d}-{BadRows.FILE}")  # first: a finished part is not read again
+        # first: a finished part is not read again
+        bad_rows.write(folder / RECORDS / f"{number:05d}-{BadRows.FILE}")
         storage.write_json(folder / RECORDS / f"{name}.json", asdict(entry))
         if entry.documents and report is not None:
             report(entry)
@@ -236,7 +243,9 @@ def write_shard(path: Path, rows: Iterator[tuple[Document, np.ndarray]], limit: 
                 if len(ids) == 0:
                     continue
                 writer.write({"name": document.name, "input_ids": ids})
-                documents, tokens, batch = documents + 1, tokens + len(ids), batch + len(ids)
+                documents = documents + 1
+                tokens = tokens + len(ids)
+                batch = batch + len(ids)
                 if batch >= _BATCH_TOKENS:
                     writer.write_examples_on_file()
                     batch = 0
@@ -257,7 +266,8 @@ def _in_processes(work: Callable[[Any], Any], tasks: Sequence[Any], processes: i
     if processes == 1 or not tasks:
         return list(map(work, tasks))
     workers = min(processes, len(tasks))
-    context = multiprocessing.get_context("spawn")  # the tokenizers library has threads: a fork of it can hang
+    # the tokenizers library has threads: a fork of it can hang
+    context = multiprocessing.get_context("spawn")
     try:
         with ProcessPoolExecutor(workers, context, _begin, (processes // workers,)) as executor:
             futures = [executor.submit(work, task) for task in tasks]
@@ -265,7 +275,8 @@ def _in_processes(work: Callable[[Any], Any], tasks: Sequence[Any], processes: i
                 for future in as_completed(futures):
                     future.result()
             except BaseException:
-                for child in multiprocessing.active_children():  # or a failure would wait for hours of tasks
+                # or a failure would wait for hours of tasks
+                for child in multiprocessing.active_children():
                     child.terminate()
                 raise
             return [future.result() for future in futures]
@@ -284,5 +295,6 @@ def _begin(threads: int) -> None:
 
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"
     os.environ["RAYON_NUM_THREADS"] = str(threads)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent alone decides
+    # Ctrl-C reaches all; the parent alone decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=leave_with_parent, daemon=True).start()

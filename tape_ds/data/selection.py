@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 class Selection:
     """Tokenised documents, and how much was read to find them. A document without a token is not counted."""
 
-    documents: "Dataset"  # rows `{name: string, input_ids: list<int32>}`
+    # rows `{name: string, input_ids: list<int32>}`
+    documents: "Dataset"
     tokens: int
     read_documents: int  # with those that a filter left out
     read_tokens: int
@@ -73,7 +74,9 @@ def select(
     """
     from datasets import concatenate_datasets
 
-    identity, room = tokenizer_fingerprint(tokenizer), max_documents  # room: documents still wanted
+    # room: documents still wanted
+    identity = tokenizer_fingerprint(tokenizer)
+    room = max_documents
     parts: list[Selection] = []
     for source in parse_all(specs, FIELD_OF[split], bad_rows):
         if room is None or source.tokenised:
@@ -140,7 +143,9 @@ def _first(
 
 def upsampled(documents: "Dataset", times: Mapping[int, int]) -> "Dataset":
     """Return the documents with long ones several times, see :func:`with_copies`."""
-    return documents.select(with_copies(token_counts(documents), times)) if times else documents
+    if times:
+        return documents.select(with_copies(token_counts(documents), times))
+    return documents
 
 
 def with_copies(lengths: np.ndarray, times: Mapping[int, int]) -> np.ndarray:
@@ -155,8 +160,11 @@ def with_copies(lengths: np.ndarray, times: Mapping[int, int]) -> np.ndarray:
 def token_counts(rows: "Dataset") -> np.ndarray:
     """Return the tokens of each row, int64 [rows], from the list offsets: no token is read."""
     stored = pyarrow.compute.list_value_length(rows.data.column("input_ids")).to_numpy().astype(np.int64)
-    chosen = rows._indices  # of a selection: which of the stored rows it has
-    return stored if chosen is None else stored[chosen.column(0).to_numpy()]
+    # of a selection: which of the stored rows it has
+    chosen = rows._indices
+    if chosen is None:
+        return stored
+    return stored[chosen.column(0).to_numpy()]
 
 
 def spread(count: int, wanted: int) -> np.ndarray:

@@ -50,7 +50,8 @@ class Stream:
     tokenizer: "PreTrainedTokenizerBase"
     window: int  # tokens of a sequence
     seed: int
-    workers: int  # at most as many as shards, so that each has one in every epoch
+    # at most as many as shards, so that each has one in every epoch
+    workers: int
     read: torch.Tensor = field(
         default_factory=lambda: torch.zeros((), dtype=torch.int64).share_memory_(), compare=False
     )
@@ -109,7 +110,8 @@ def shuffled(
 
     def draw() -> Item:
         at = int(rng.integers(len(held)))
-        held[at], held[-1] = held[-1], held[at]  # so that pop moves nothing
+        # so that pop moves nothing
+        held[at], held[-1] = held[-1], held[at]
         return held.pop()
 
     held: list[Item] = []
@@ -191,17 +193,20 @@ class StreamedSequences(RunSamples):
 
     def draw(self, index: int) -> dict[str, torch.Tensor]:
         sequence, worker = divmod(index, self.stream.workers)
-        if self._process != os.getpid():  # a forked child shares its parent's open files and their positions
+        # a forked child shares its parent's open files and their positions
+        if self._process != os.getpid():
             self._open, self._process = {}, os.getpid()
         at, sequences = self._open.pop(worker, (sequence + 1, iter(())))
         if at > sequence:
             window = self.stream.window
-            at, sequences = sequence, cut(self.stream.tokens(worker, skip=sequence * window), window)
+            at = sequence
+            sequences = cut(self.stream.tokens(worker, skip=sequence * window), window)
         try:
             found = next(islice(sequences, sequence - at, None), None)
         except UserError as error:
             raise StreamError(error.problems) from error
         if found is None:
             raise StreamError(Problem(_FIELD, self.specs, "no document has any token", "name data that hold text"))
-        self._open[worker] = sequence + 1, sequences  # only now: one that failed is not read further
+        # only now: one that failed is not read further
+        self._open[worker] = sequence + 1, sequences
         return packed_item(found)

@@ -32,8 +32,8 @@ from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.prompting import around
 from tape_ds.data.sources import Source, parse_all
 from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.models.files.library_errors import as_message
 from tape_ds.models.loading import model_folder, sentencepiece_tokenizer
-from tape_ds.models.loading.library_errors import as_message
 from tape_ds.registration import register
 
 # Part of every key: raise it when the code below gives another tokenizer for the same documents.
@@ -50,11 +50,13 @@ SETTINGS: dict[str, Any] = {
     "remove_extra_whitespaces": False,
     "add_dummy_prefix": True,
 }
-MAX_CHARACTERS = 100_000_000  # of text for training; more changes the pieces little
+# of text for training; more changes the pieces little
+MAX_CHARACTERS = 100_000_000
 
 # Classes that in transformers 4 rebuild the beginning and end of a text from ``add_bos_token`` and ``add_eos_token``.
 _REBUILDING = ("LlamaTokenizer", "CodeLlamaTokenizer", "CohereTokenizer", "GemmaTokenizer", "GPTNeoXTokenizer")
-_LINE = 1024  # sentencepiece drops lines above 4,192 bytes, and a letter has at most 4
+# sentencepiece drops lines above 4,192 bytes, and a letter has at most 4
+_LINE = 1024
 _OPEN_SHARDS = 16  # while the sample is drawn
 
 
@@ -106,21 +108,25 @@ def load_tokenizer(
         folder = model_folder.resolve(name_or_path, with_weights=False)
     except UserError as error:
         raise UserError([replace(problem, field=field) for problem in error.problems]) from error
-    register()  # AutoTokenizer reads the configuration of the folder too
+    # AutoTokenizer reads the configuration of the folder too
+    register()
     remedy = "give a folder with tokenizer.json or tokenizer.model, or a hub id"
     wrong = "no tokenizer could be read"
     with as_message(wrong, field, name_or_path, remedy, trust_remote_code=trust_remote_code):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             folder, trust_remote_code=bool(trust_remote_code)
         )
-        tokenizer.decode(tokenizer("")["input_ids"])  # a setting of a wrong type is met in use only
+        # a setting of a wrong type is met in use only
+        tokenizer.decode(tokenizer("")["input_ids"])
     return tokenizer
 
 
 def begins(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Return the BOS that a tokenizer puts before every text, or None."""
     begin: int | None = tokenizer.bos_token_id
-    return begin if begin is not None and tokenizer("")["input_ids"][:1] == [begin] else None
+    if begin is not None and tokenizer("")["input_ids"][:1] == [begin]:
+        return begin
+    return None
 
 
 def bos_note(tokenizer: PreTrainedTokenizerBase, config: Any) -> dict[str, str]:
@@ -150,10 +156,13 @@ def save(tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> None:
         config.pop(local, None)
     if config["tokenizer_class"] == "TokenizersBackend":
         config["tokenizer_class"] = "PreTrainedTokenizerFast"
-        config["model_input_names"] = tokenizer.model_input_names  # else token_type_ids too, which generate refuses
-    if isinstance(config.get("extra_special_tokens"), list):  # a mapping there
+        # else token_type_ids too, which generate refuses
+        config["model_input_names"] = tokenizer.model_input_names
+    # a mapping there
+    if isinstance(config.get("extra_special_tokens"), list):
         config["additional_special_tokens"] = config.pop("extra_special_tokens")
-    template = tokenizer.chat_template  # which 4.45 does not read from its own file
+    # which 4.45 does not read from its own file
+    template = tokenizer.chat_template
     if isinstance(template, dict):
         config["chat_template"] = [{"name": name, "template": text} for name, text in template.items()]
     elif template is not None:

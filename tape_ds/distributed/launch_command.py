@@ -9,9 +9,11 @@ TRAINING = {
     "arithmetic": "train_arithmetic",
 }
 """Commands of ``tape-ds`` that train, with the file of ``launchers`` that is the same and that recipes name."""
-COMMANDS = {launcher: f"tape-ds {name}" for name, launcher in TRAINING.items()}
-COMMANDS["finetune_scrolls"] = COMMANDS["finetune"]
-"""A recipe's ``launcher`` -> the command that takes it."""
+SCROLLS = "finetune_scrolls"
+"""The file of ``launchers`` for SCROLLS, whose recipes ``finetune`` takes as well."""
+COMMANDS = {script: f"tape-ds {name}" for name, script in TRAINING.items()}
+COMMANDS[SCROLLS] = COMMANDS["finetune"]
+"""Every file of ``launchers`` that trains, which recipes name -> its command."""
 DEEPSPEED_OPTIONS = {
     **dict.fromkeys(("--num_gpus", "--num_accelerators", "--num_nodes", "--hostfile", "--include", "--exclude"), True),
     **dict.fromkeys(("--master_addr", "--master_port", "--node_rank", "--ssh_port", "--venv_script"), True),

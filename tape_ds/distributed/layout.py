@@ -80,7 +80,10 @@ class Layout:
     @property
     def readers(self) -> str:
         """Noun for the :attr:`data` groups."""
-        return "processes" if self.ways == 1 else f"group{'s' * (self.data > 1)} of {self.ways} processes"
+        if self.ways == 1:
+            return "processes"
+        groups = "groups" if self.data > 1 else "group"
+        return f"{groups} of {self.ways} processes"
 
     @property
     def recomputes(self) -> bool:

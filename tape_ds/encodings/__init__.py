@@ -29,7 +29,8 @@ def options_for(name: str, given: Mapping[str, Any], tokenizer: Any) -> dict[str
 def plain(config: Config, rope_parameters: Mapping[str, Any]) -> Config:
     """Return ``config`` with plain RoPE of these parameters as its encoding: a converted model as it was before."""
     changed: Any = copy.deepcopy(config)
-    changed.position_encoding, changed.position_options = "rope", None
+    changed.position_encoding = "rope"
+    changed.position_options = None
     changed.rope_parameters = dict(rope_parameters)
     return changed
 
@@ -49,7 +50,8 @@ def described(config: Any) -> str:
 
 def config_at(config: Config, length: int) -> Config:
     """Return ``config`` as its encoding is used on ``length`` tokens; ``config`` itself if nothing changes."""
-    chosen, own = options(config), dict(config.rope_parameters or {})
+    chosen = options(config)
+    own = dict(config.rope_parameters or {})
     rope_parameters = dict(chosen.rope_parameters_at(own, length))
     changes = chosen.changes_at(length, config.max_position_embeddings)
     if rope_parameters == own and not changes:
@@ -80,7 +82,9 @@ def same_parameters(one: ModelConfig, other: ModelConfig) -> bool:
 def without_updates(config: Any) -> Any:
     """Return ``config`` with a position state that is not updated; None for an encoding without updates, and for models
     of other families."""
-    changes = options(config).without_updates() if hasattr(config, "position_encoding") else None
+    changes = None
+    if hasattr(config, "position_encoding"):
+        changes = options(config).without_updates()
     if changes is None:
         return None
     changed = copy.deepcopy(config)
@@ -98,7 +102,9 @@ def with_yarn(config: Config) -> Config | None:
     window = config.max_position_embeddings
     own = {"rope_type": "yarn", "factor": 1.0, "original_max_position_embeddings": window}
     changed.rope_parameters = {**config.rope_parameters, **own}
-    return None if config_at(changed, 2 * window) is changed else changed
+    if config_at(changed, 2 * window) is changed:
+        return None
+    return changed
 
 
 def llama_rope_parameters(config: ModelConfig) -> dict[str, Any] | None:
@@ -117,6 +123,7 @@ def problems_with(config: ModelConfig) -> list[Problem]:
     chosen = options(config)
     problems += chosen.problems_with(config)
     if chosen.no_dynamic_scaling and scaling.is_dynamic(rope_parameters):
-        wrong, remedy = chosen.no_dynamic_scaling, "rope_parameters.rope_type: linear, ntk, yarn"
+        wrong = chosen.no_dynamic_scaling
+        remedy = "rope_parameters.rope_type: linear, ntk, yarn"
         problems.append(Problem("rope_parameters.rope_type", "dynamic", wrong, remedy))
     return problems

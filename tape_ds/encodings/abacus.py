@@ -31,7 +31,8 @@ class AbacusEncoding(base.PositionEncoding):
         self.digit_ids = Constant(np.array(options.abacus_digits or (), np.int64))
         self.shift = options.abacus_shift
         self.draws = self.shift > 0 or inner.draws
-        self.translation_invariant, self.cache_exact = inner.translation_invariant, inner.cache_exact
+        self.translation_invariant = inner.translation_invariant
+        self.cache_exact = inner.cache_exact
         self.remembers = max(inner.remembers, 1) + 1
         self._alike: bool | None = None
         """Whether the inner places of this forward are the same in all sequences; None: they have to be compared."""
@@ -40,7 +41,9 @@ class AbacusEncoding(base.PositionEncoding):
         """Return the inner encoding's places, followed by those within numbers."""
         if context.ids_BT is None:
             raise ValueError("places within numbers follow from the tokens: give input_ids, not inputs_embeds")
-        past_BSN = None if context.past_BSN is None or not self.inner.remembers else context.past_BSN[..., :-1]
+        past_BSN = None
+        if context.past_BSN is not None and self.inner.remembers:
+            past_BSN = context.past_BSN[..., :-1]
         inner_BTN = self.inner.positions_for(positions_BT, context._replace(past_BSN=past_BSN))
         if not torch.compiler.is_compiling():
             self._alike = len(inner_BTN) == 1 if context.past_BSN is None else None
@@ -48,7 +51,9 @@ class AbacusEncoding(base.PositionEncoding):
         # for tokens in the cache only the last integer is read: 0 where there was no digit
         unknown_BTN = digits_BT[..., None].long().expand(-1, -1, inner_BTN.shape[-1] + 1)
         digits_BS = context.whole(unknown_BTN)[..., -1] > 0
-        documents_BS = None if context.documents_BS is None else context.documents_BS[:, : digits_BS.shape[1]].long()
+        documents_BS = None
+        if context.documents_BS is not None:
+            documents_BS = context.documents_BS[:, : digits_BS.shape[1]].long()
         places_BT1 = context.of_this_call(places_in_numbers(digits_BS, documents_BS)[..., None], digits_BT.shape[1])
         batch = max(len(inner_BTN), len(places_BT1))
         return torch.cat((inner_BTN.expand(batch, -1, -1), places_BT1.expand(batch, -1, -1)), dim=-1)
@@ -78,17 +83,23 @@ class AbacusEncoding(base.PositionEncoding):
         inner_BTN = positions_BTN[..., :-1]
         if self._alike is None or torch.compiler.is_compiling():
             return base.dedupe_positions(inner_BTN)
-        return inner_BTN[:1] if self._alike else inner_BTN
+        if self._alike:
+            return inner_BTN[:1]
+        return inner_BTN
 
 
 def places_in_numbers(digits_BS: Tensor, documents_BS: Tensor | None) -> Tensor:
     """Place of each digit within its number, from 1; 0 for other tokens; int64 [B, S]. Documents may be interleaved,
     and numbers do not run on from one into another."""
-    order_BS, begins = None, torch.zeros_like(digits_BS)
+    order_BS = None
+    begins = torch.zeros_like(digits_BS)
     if documents_BS is not None:
         order_BS, begins = documents.together(documents_BS)
         digits_BS = digits_BS.gather(1, order_BS)
     counted = torch.arange(1, digits_BS.shape[1] + 1, device=digits_BS.device).expand(digits_BS.shape)
-    before = torch.where(begins, counted - 1, 0)  # a number counts from the last token that is none of its digits
+    # a number counts from the last token that is none of its digits
+    before = torch.where(begins, counted - 1, 0)
     places = counted - torch.where(digits_BS, before, counted).cummax(1).values
-    return places if order_BS is None else places.gather(1, order_BS.argsort(dim=1))
+    if order_BS is None:
+        return places
+    return places.gather(1, order_BS.argsort(dim=1))

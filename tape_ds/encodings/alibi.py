@@ -23,7 +23,9 @@ def slopes(heads: int) -> list[float]:
     """
     power = 2 ** math.floor(math.log2(heads))
     first = [2.0 ** (-8 * (i + 1) / power) for i in range(power)]
-    return first if power == heads else first + slopes(2 * power)[0::2][: heads - power]
+    if power == heads:
+        return first
+    return first + slopes(2 * power)[0::2][: heads - power]
 
 
 class AlibiEncoding(base.PositionEncoding):

@@ -38,7 +38,8 @@ def marks(positions: Pair) -> Pair:
 
 def groups_read(heads: slice, query_heads: int, groups: int) -> slice:
     """Return which of ``groups`` key/value heads these query heads read."""
-    read, heads_per_group = range(query_heads)[heads], query_heads // groups
+    read = range(query_heads)[heads]
+    heads_per_group = query_heads // groups
     return slice(read[0] // heads_per_group, read[-1] // heads_per_group + 1)
 
 
@@ -48,7 +49,9 @@ def dedupe_positions(position_ids: Tensor) -> Tensor:
     # Comparing waits for the device, which is not worth it for single tokens.
     if 1 in position_ids.shape[:2] or torch.compiler.is_compiling():
         return position_ids
-    return position_ids[:1] if bool((position_ids == position_ids[:1]).all()) else position_ids
+    if bool((position_ids == position_ids[:1]).all()):
+        return position_ids[:1]
+    return position_ids
 
 
 class TokenContext(NamedTuple):
@@ -69,8 +72,10 @@ class TokenContext(NamedTuple):
         if self.past_BSN is None:
             return new_BTN
         batch = max(self.past_BSN.shape[0], new_BTN.shape[0])
-        past, new = self.past_BSN.expand(batch, -1, -1), new_BTN.expand(batch, -1, -1)
-        if not isinstance(self.offset, Tensor):  # an int, or one that an exported graph leaves open
+        past = self.past_BSN.expand(batch, -1, -1)
+        new = new_BTN.expand(batch, -1, -1)
+        # an int, or one that an exported graph leaves open
+        if not isinstance(self.offset, Tensor):
             return torch.cat((past, new), dim=1)
         return past.index_copy(1, torch.arange(new.shape[1], device=new.device) + self.offset, new)
 
@@ -121,7 +126,9 @@ class PositionEncoding(nn.Module):
     def for_layers(self, positions_BTN: Tensor) -> Tensor | None:
         """Return what of the positions :meth:`PositionLayer.score_bias` is given; None for an encoding that remembers
         none."""
-        return positions_BTN if self.remembers else None
+        if self.remembers:
+            return positions_BTN
+        return None
 
     def embed(self, x_BTD: Tensor, positions_BTN: Tensor) -> Tensor:
         """Return the token embeddings as the first block sees them."""
@@ -236,4 +243,5 @@ class PlaceTable(Weight):
     """Learned embedding [rows, D] of a place in a segment (``bipe_*``) or in a number (Abacus)."""
 
     def forward(self, places: Tensor) -> Tensor:
-        return nn.functional.embedding(places.clamp(max=len(self.weight) - 1), self.weight)  # later ones share the last
+        # later ones share the last
+        return nn.functional.embedding(places.clamp(max=len(self.weight) - 1), self.weight)

@@ -19,7 +19,8 @@ SEPARATORS = (".", "\n")
 BUCKETS = 4
 """Columns of one grid of :mod:`tape_ds.encodings.kernel_features`."""
 _BASE = "tape_ds.encodings.base.PositionEncoding"
-_ROPE, _ROPE_LAYER = "tape_ds.encodings.rope.RopeEncoding", "tape_ds.encodings.rope.RopeLayer"
+_ROPE = "tape_ds.encodings.rope.RopeEncoding"
+_ROPE_LAYER = "tape_ds.encodings.rope.RopeLayer"
 _ALIBI = "tape_ds.encodings.alibi.AlibiEncoding"
 
 
@@ -84,7 +85,9 @@ class NopeOptions(Options):
     def changes_at(self, length: int, window: int) -> dict[str, Any]:
         # a text_length that was chosen for longer texts stays
         covered = max(self.trained_length or window, self.text_length or 0)
-        return {} if self.score_scale is None or length <= covered else {"text_length": length}
+        if self.score_scale is None or length <= covered:
+            return {}
+        return {"text_length": length}
 
     def at_any_length(self) -> Options:
         return replace(self, text_length=None, **WITHOUT_LOG_SCALE)
@@ -223,7 +226,8 @@ class PropeOptions(Options):
     no_dynamic_scaling = "its frequencies follow from each text, and prope leaves fixed ones out"
 
     def kept(self, head_size: int) -> int:
-        return math.floor(round(self.share * head_size / 2, 4))  # 0.58 * 50 is a little less than 29 in floats
+        # 0.58 * 50 is a little less than 29 in floats
+        return math.floor(round(self.share * head_size / 2, 4))
 
     def problems_with(self, config: ModelConfig) -> Iterator[Problem]:
         if not self.kept(config.head_dim):
@@ -247,11 +251,13 @@ class RandpeOptions(Options):
     evaluation_seed: int = bounded(0, ge=0)
     """Seed of the fixed draw of evaluation."""
 
-    no_random_shift = "positions are drawn at random already"  # an offset would push them out of the window
+    # an offset would push them out of the window
+    no_random_shift = "positions are drawn at random already"
     draws = True
 
     def problems_with(self, config: ModelConfig) -> Iterator[Problem]:
-        window, length = config.max_position_embeddings, self.evaluation_length
+        window = config.max_position_embeddings
+        length = self.evaluation_length
         drawn_from = self.max_range if self.max_range is not None else 2 * window
         if drawn_from < window:
             wrong = f"shorter than max_position_embeddings = {window}"
@@ -277,16 +283,21 @@ class RepoOptions(Options):
     no_dynamic_scaling = "dynamic scaling follows the length in tokens, these positions are predicted"
 
     def first_predicted(self, layers: int) -> int:
-        return layers // 3 if self.start_layer is None else self.start_layer
+        if self.start_layer is None:
+            return layers // 3
+        return self.start_layer
 
     def stretches(self, layers: int) -> list[int]:
         return sorted({0, self.first_predicted(layers)})
 
     def inner_width(self, hidden: int) -> int:
-        return hidden // 8 if self.width is None else self.width
+        if self.width is None:
+            return hidden // 8
+        return self.width
 
     def problems_with(self, config: ModelConfig) -> Iterator[Problem]:
-        layers, others = config.num_hidden_layers, list(super().problems_with(config))
+        layers = config.num_hidden_layers
+        others = list(super().problems_with(config))
         if not others and not any(map(self.has_positions, range(self.first_predicted(layers), layers))):
             wrong = f"none of the {layers} layers would predict positions"
             remedy = f"give 0 .. {layers - 1}; without predicted positions it is position_encoding: rope"
@@ -313,7 +324,8 @@ class T5Options(Options):
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
         half = self.buckets // 2
-        if self.max_distance <= half:  # half the buckets must end before the last one begins
+        # half the buckets must end before the last one begins
+        if self.max_distance <= half:
             yield self.problem("max_distance", f"not above half the buckets, {half}", "give more")
 
 
@@ -359,7 +371,8 @@ class TapeOptions(Options):
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
-        updates, across_heads = self.attention_update != "off", self.form in ("tensorial", "separate")
+        updates = self.attention_update != "off"
+        across_heads = self.form in ("tensorial", "separate")
         if self.start == "alibi":
             wrong = "start: alibi has neither pairs of cosines and sines nor channels in an order"
             for name, plain in (("form", "tensorial"), ("state_norm", "none"), ("attention_norm", "none")):
@@ -385,7 +398,9 @@ class TapeOptions(Options):
         # At a factor of 1 the model was trained on plain RoPE, and is used as ``yarn`` is; any other factor is that of
         # its extension, and stays.
         is_plain_yarn = "yarn" in str(rope_parameters.get("rope_type")) and rope_parameters.get("factor") == 1
-        return reaching(rope_parameters, length) if is_plain_yarn else rope_parameters
+        if is_plain_yarn:
+            return reaching(rope_parameters, length)
+        return rope_parameters
 
     def without_updates(self) -> dict[str, Any] | None:
         if not self.learns:

@@ -30,13 +30,15 @@ class Places(base.Weight):
 class CopeLayer(base.PositionLayer):
     def __init__(self, config: ModelConfig, options: CopeOptions, layer_idx: int):
         super().__init__()
-        self.places = Places(options.positions, config.head_dim, zero_init=True)  # as published
+        # as published
+        self.places = Places(options.positions, config.head_dim, zero_init=True)
         self.heads = config.num_attention_heads
 
     def score_bias(self, positions: None, carried: None, heads: slice = base.EVERY_HEAD) -> ContentBias:
         """Products with all rows of e are computed once a query, and then looked up: no [t, s, K] tensor."""
         e_PK = self.places()
-        last, scale = len(e_PK) - 1, e_PK.shape[1] ** -0.5
+        last = len(e_PK) - 1
+        scale = e_PK.shape[1] ** -0.5
 
         def block(q_BHtK: Tensor, allowed_B1ts: Tensor, scores_BHts: Tensor) -> Tensor:
             gates_BHts = scores_BHts.sigmoid().masked_fill(~allowed_B1ts, 0.0)

@@ -65,15 +65,18 @@ class FireLayer(base.PositionLayer):
 
     def score_bias(self, positions: base.Pair, carried: None, heads: slice = base.EVERY_HEAD) -> ScoreBias:
         c, threshold, weight_in_J, bias_in_J, weight_out_HJ, bias_out_H = self.network()
-        weight_out_HJ, bias_out_H = weight_out_HJ[heads], bias_out_H[heads]
+        weight_out_HJ = weight_out_HJ[heads]
+        bias_out_H = bias_out_H[heads]
 
         def normalised(query: Tensor, key: Tensor) -> Tensor:
-            distance, place = (query - key).abs().to(c.dtype), query.to(c.dtype)
+            distance = (query - key).abs().to(c.dtype)
+            place = query.to(c.dtype)
             far = torch.maximum(place, threshold[0])
             return torch.log((c[0] * distance).abs() + 1) / (torch.log((c[0] * far).abs() + 1) + EPSILON)
 
         def element(query: Tensor, key: Tensor, head: Tensor) -> Tensor:
-            x, out = normalised(query, key), bias_out_H[head]
+            x = normalised(query, key)
+            out = bias_out_H[head]
             for unit in range(len(weight_in_J)):
                 out = out + weight_out_HJ[head, unit] * torch.relu(weight_in_J[unit] * x + bias_in_J[unit])
             return out

@@ -86,7 +86,8 @@ class FoxLayer(base.PositionLayer):
         """Put the sums of ``-log f`` over the document in place of ``log f``."""
         k_BGTK, columns_BGTE = k_BGTX.split((self.head_dim, k_BGTX.shape[-1] - self.head_dim), dim=-1)
         numbers_BGRT = self._numbers(columns_BGTE)
-        tokens, device = k_BGTX.shape[2], k_BGTX.device
+        tokens = k_BGTX.shape[2]
+        device = k_BGTX.device
         new_BT = None
         if documents_BS is not None:
             new_BT = documents_BS.index_select(1, torch.arange(tokens, device=device) + offset)
@@ -95,7 +96,8 @@ class FoxLayer(base.PositionLayer):
         if past_BGSX is not None:
             if documents_BS is None:
                 last_BT = torch.full((1, 1), -1, device=device) + offset
-                known_BT, last_BT = last_BT >= 0, last_BT.clamp(min=0)
+                known_BT = last_BT >= 0
+                last_BT = last_BT.clamp(min=0)
             else:
                 last_BT, known_BT = last_cached(documents_BS, offset, tokens)
             past_BGSE = past_BGSX[..., self.head_dim : k_BGTX.shape[-1]]
@@ -111,7 +113,8 @@ class FoxLayer(base.PositionLayer):
         rest = -numbers_BGTR * (self.head_dim**0.5 / UNIT)
         terms = []
         for _ in range(_TERMS.get(dtype, 1)):
-            terms.append(rest.to(dtype))  # the first has the gradient of all, which is the same for each
+            # the first has the gradient of all, which is the same for each
+            terms.append(rest.to(dtype))
             rest = rest.detach() - terms[-1].detach()
         return self._padded(torch.stack(terms, dim=-1).flatten(-2))
 

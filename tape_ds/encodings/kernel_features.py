@@ -25,10 +25,13 @@ _PRIMES = (2_654_435_761, 40_503, 2**31 - 1)
 
 def draw_grids(columns: int, training: bool) -> Tensor:
     """fp64 [3, P], P = columns / 4 grids: width for a slope of 1, offset in widths, and a salt for the hash."""
-    generator = None if training else torch.Generator().manual_seed(EVALUATION_SEED)
+    generator = None
+    if not training:
+        generator = torch.Generator().manual_seed(EVALUATION_SEED)
     count = columns // BUCKETS
     uniform = torch.rand(4, count, dtype=torch.float64, generator=generator, device="cpu").clamp(1e-12, 1 - 1e-12)
-    width = -(uniform[0].log() + uniform[1].log())  # the sum of two exponentials is Gamma(2, 1)
+    # the sum of two exponentials is Gamma(2, 1)
+    width = -(uniform[0].log() + uniform[1].log())
     return torch.stack((width, uniform[2], (uniform[3] * 2**20).floor()))
 
 

@@ -25,8 +25,10 @@ _PUBLISHED = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 """Llama 3's own bounds, which its divisors do not tell."""
 _WINDOWS = (8192, *(2**power for power in range(6, 21)))
 _FACTORS = (8.0, 4.0, 2.0, 16.0, 32.0, 64.0)
-_SAME = 1e-4  # of divisors that were computed in fp32, by programs that differ
-_FULL = 1e-4  # share of a frequency that is scaled in full, or not at all
+# of divisors that were computed in fp32, by programs that differ
+_SAME = 1e-4
+# share of a frequency that is scaled in full, or not at all
+_FULL = 1e-4
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,8 @@ def _candidates(
     divisors: np.ndarray, plain: np.ndarray, window: float | None, length: int | None
 ) -> Iterator[dict[str, Any]]:
     factor = _rounded(float(divisors.max()))
-    shares = 1 / divisors  # of its frequency that a pair of columns keeps: 1 / factor where it is scaled in full
+    # of its frequency that a pair of columns keeps: 1 / factor where it is scaled in full
+    shares = 1 / divisors
     turns = plain / (2 * math.pi)  # for each token
     if factor <= 1:
         return
@@ -197,7 +200,8 @@ def _candidates(
         whole = _rounded(4 / (3 * start + 1)) if start > -1 / 3 else 0.0
         if whole > 1:
             yield {"factor": whole, WINDOW: _whole(window or 3 * slope / (1 - 1 / whole)), **_PUBLISHED}
-    if partly.sum() == 1:  # it has many factors, each with its window, and the same frequencies
+    # it has many factors, each with its window, and the same frequencies
+    if partly.sum() == 1:
         share = float(shares[partly][0])
         turn = float(turns[partly][0])
         part = (window * turn - low) / (high - low) if window else 0.0

@@ -16,7 +16,8 @@ class NopeLayer(base.PositionLayer):
     def __init__(self, config: ModelConfig, options: NopeOptions, layer_idx: int):
         super().__init__()
         trained = options.trained_length or config.max_position_embeddings
-        length, self.factor = options.text_length or trained, 1.0
+        length = options.text_length or trained
+        self.factor = 1.0
         if options.score_scale is not None and length > trained:
             self.factor += options.score_scale * math.log(length / trained)
 

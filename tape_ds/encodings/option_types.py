@@ -12,7 +12,8 @@ from tape_ds.fields import Section
 
 
 class _Options(Section):
-    model_config = ConfigDict(use_attribute_docstrings=False)  # looking for a source that is not there takes long
+    # looking for a source that is not there takes long
+    model_config = ConfigDict(use_attribute_docstrings=False)
     AS_MEANT = False  # the dataclass takes the values as they are
 
 

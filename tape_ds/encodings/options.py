@@ -118,7 +118,8 @@ class Options:
 
     def problems_with(self, config: ModelConfig) -> Iterator[Problem]:
         """Yield what does not fit the model."""
-        layers, count = self.nope_layers, config.num_hidden_layers
+        layers = self.nope_layers
+        count = config.num_hidden_layers
         if self.abacus:
             remedy = "give the ids of the tokens that are one digit each (unknown for a tokenizer that joins digits)"
             yield from self.problems_of_ids("abacus_digits", config.vocab_size, remedy)
@@ -165,9 +166,12 @@ class Options:
         def placed_before(layer: int) -> int:
             if isinstance(self.nope_layers, list):
                 return layer - sum(each < layer for each in set(self.nope_layers))
-            return layer - layer // self.nope_layers if self.nope_layers else layer
+            if self.nope_layers:
+                return layer - layer // self.nope_layers
+            return layer
 
-        begins, found = self.stretches(layers), {}
+        begins = self.stretches(layers)
+        found = {}
         for begin, end in zip(begins, [*begins[1:], layers], strict=True):
             # counted, not listed: a mistyped number of layers may be in the billions
             if count := placed_before(end) - placed_before(begin):
@@ -186,7 +190,9 @@ class Options:
         digits = sorted(vocabulary[digit] for digit in DIGITS if digit in vocabulary)
         # A token that joins several digits would hide places within them: the digits stay unknown.
         joined = any(len(word) > 1 and set(word) <= set(DIGITS) for word in vocabulary)
-        return {"abacus_digits": digits} if digits and not joined else {}
+        if digits and not joined:
+            return {"abacus_digits": digits}
+        return {}
 
     def default_rope_parameters(self, window: int) -> dict[str, Any]:
         return {"rope_type": "default", "rope_theta": 10_000.0}

@@ -33,7 +33,8 @@ class PopeEncoding(RopeEncoding):
 
     def __init__(self, config: ModelConfig, options: PopeOptions):
         super().__init__(config, options)
-        self.frequencies = Frequencies(self.rope_parameters, 2 * config.head_dim)  # RoPE's of a head twice as wide
+        # RoPE's of a head twice as wide
+        self.frequencies = Frequencies(self.rope_parameters, 2 * config.head_dim)
 
     def start(self, positions_BTN: Tensor) -> Tensor:
         """Angles, fp64 [B, 1, T, K], within one turn.
@@ -74,7 +75,8 @@ class PopeLayer(base.PositionLayer):
     def __init__(self, config: ModelConfig, options: PopeOptions, layer_idx: int):
         super().__init__()
         self.phases = Phases(config, options)
-        self.heads, self.head_dim = config.num_attention_heads, config.head_dim
+        self.heads = config.num_attention_heads
+        self.head_dim = config.head_dim
         self.groups = config.num_key_value_heads
         self.added_columns = self.head_dim
 
@@ -99,7 +101,8 @@ class PopeLayer(base.PositionLayer):
 def polar(x_BHTK: Tensor, angles_B1TK: Tensor, delta_H1K: Tensor | None) -> Tensor:
     """``[mu cos | mu sin]`` [B, H, T, 2 K], computed in fp32 (fp64 for fp64 input) and rounded once."""
     x = upcast(x_BHTK)
-    mu_BHTK = torch.logaddexp(x, x.new_zeros(()))  # F.softplus is x itself from 20 on, 2e-9 too small
+    # F.softplus is x itself from 20 on, 2e-9 too small
+    mu_BHTK = torch.logaddexp(x, x.new_zeros(()))
     phases = angles_B1TK.to(mu_BHTK.dtype)
     if delta_H1K is not None:
         phases = phases + delta_H1K

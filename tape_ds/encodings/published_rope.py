@@ -47,7 +47,8 @@ def unreadable(config: Mapping[str, Any], stated: Any, length: int | None) -> It
         wrong = f"its config.json has two readings of {', '.join(sorted(twice))}"
         yield wrong, "keep what the weights were trained with"
 
-    if config.get("model_type") not in OURS:  # a class of transformers reads these
+    # a class of transformers reads these
+    if config.get("model_type") not in OURS:
         return
     for key, value in config.items():
         harmless = value in (None, False, 1, {}, []) and not ("interleave" in key and value)

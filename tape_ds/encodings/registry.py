@@ -73,7 +73,8 @@ def build(config: ModelConfig) -> PositionEncoding:
     encoding: PositionEncoding = imported(_ENTRIES[config.position_encoding].encoding)(config, chosen)
     if chosen.abacus:
         encoding = imported("tape_ds.encodings.abacus.AbacusEncoding")(config, chosen, encoding)
-    if encoding.log_positions:  # the same text further on has other scores
+    # the same text further on has other scores
+    if encoding.log_positions:
         encoding.translation_invariant = False
     return encoding
 

@@ -34,7 +34,9 @@ class RepoEncoding(RopeEncoding):
         self.counts = options.first_predicted(config.num_hidden_layers) > 0
 
     def start(self, positions_BTN: Tensor) -> Tensor | None:
-        return super().start(positions_BTN) if self.counts else None
+        if self.counts:
+            return super().start(positions_BTN)
+        return None
 
 
 class Predictor(base.Parameters):
@@ -49,7 +51,8 @@ class Predictor(base.Parameters):
     def forward(self, x_BTD: Tensor, groups: slice) -> Tensor:
         """z, at least fp32 [B, T, G], of some of the key/value heads."""
         inner_BTJ = F.silu(F.linear(x_BTD, self.gate)) * F.linear(x_BTD, self.content)
-        with torch.autocast(x_BTD.device.type, enabled=False):  # bf16 numbers near 100 are 0.5 apart
+        # bf16 numbers near 100 are 0.5 apart
+        with torch.autocast(x_BTD.device.type, enabled=False):
             return F.linear(upcast(inner_BTJ), upcast(self.final[groups]))
 
     def initialise(self, normal: base.Normal, constant: base.Fill) -> None:
@@ -62,7 +65,8 @@ class RepoLayer(RopeLayer):
 
     def __init__(self, config: ModelConfig, options: RepoOptions, layer_idx: int):
         super().__init__(config, options, layer_idx)
-        self.heads, self.groups = config.num_attention_heads, config.num_key_value_heads
+        self.heads = config.num_attention_heads
+        self.groups = config.num_key_value_heads
         self.predictor = None
         if layer_idx >= options.first_predicted(config.num_hidden_layers):
             self.predictor = Predictor(config.hidden_size, options.inner_width(config.hidden_size), self.groups)
@@ -88,7 +92,9 @@ class RepoLayer(RopeLayer):
         return checkpoint(turned, q_BHTK, *turns, **again), checkpoint(turned, k_BGTK, *turns, **again)
 
     def multiplications_per_token(self, keys: float) -> float:
-        return 0.0 if self.predictor is None else sum(weight.numel() for weight in self.predictor.parameters())
+        if self.predictor is None:
+            return 0.0
+        return sum(weight.numel() for weight in self.predictor.parameters())
 
 
 def turned(x_BHTK: Tensor, z_BGT: Tensor, frequencies_C: Tensor, factor: float) -> Tensor:

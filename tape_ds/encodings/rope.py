@@ -41,7 +41,9 @@ class RopeEncoding(base.PositionEncoding):
         self.dynamic = scaling.is_dynamic(self.rope_parameters)
         self.head_dim = config.head_dim
         if self.dynamic:
-            self.translation_invariant, self.cache_exact, self.remembers = False, False, 2
+            self.translation_invariant = False
+            self.cache_exact = False
+            self.remembers = 2
         else:
             self.frequencies = Frequencies(self.rope_parameters, self.head_dim)
 
@@ -56,7 +58,8 @@ class RopeEncoding(base.PositionEncoding):
             documents_BT = context.documents_BS[:, : places_BT1.shape[1]]
             ends_BT1 = places_BT1.expand(len(documents_BT), -1, -1).masked_fill(documents_BT[..., None] < 0, 0)
         length_B11 = ends_BT1.amax(dim=1, keepdim=True) + 1
-        if context.past_BSN is not None:  # at a tensor offset the cache may still be empty, its lengths 0
+        # at a tensor offset the cache may still be empty, its lengths 0
+        if context.past_BSN is not None:
             kept_B11 = context.past_BSN[:, :1, 1:]
             length_B11 = torch.where(kept_B11 > 0, kept_B11, length_B11)
         batch = max(len(places_BT1), len(length_B11))
@@ -69,7 +72,8 @@ class RopeEncoding(base.PositionEncoding):
             frequencies = dynamic_frequencies(self.rope_parameters, self.head_dim, positions_BTN[..., 1])
             factor = 1.0
         else:
-            frequencies, factor = self.frequencies.on(positions_BTN.device), self.frequencies.factor
+            frequencies = self.frequencies.on(positions_BTN.device)
+            factor = self.frequencies.factor
         angles_BTC = positions_BTN[..., :1].double() * frequencies
         return (torch.cat((angles_BTC.cos(), angles_BTC.sin()), dim=-1) * factor).float()[:, None]
 
@@ -77,7 +81,8 @@ class RopeEncoding(base.PositionEncoding):
 class PropeEncoding(RopeEncoding):
     def __init__(self, config: ModelConfig, options: Any):
         super().__init__(config, options)
-        self.frequencies.array[options.kept(self.head_dim) :] = 0.0  # after scaling; the highest come first
+        # after scaling; the highest come first
+        self.frequencies.array[options.kept(self.head_dim) :] = 0.0
 
 
 def dynamic_frequencies(parameters: Mapping[str, Any], head_size: int, length: Tensor) -> Tensor:
@@ -85,7 +90,8 @@ def dynamic_frequencies(parameters: Mapping[str, Any], head_size: int, length: T
 
     Beyond the original window the base is that of static NTK with the factor ``s length / window - (s - 1)``.
     """
-    factor, window = parameters["factor"], parameters["original_max_position_embeddings"]
+    factor = parameters["factor"]
+    window = parameters["original_max_position_embeddings"]
     stretch = (factor * length.double() / window - (factor - 1)).clamp_min(1.0)
     base = float(parameters["rope_theta"]) * stretch ** (head_size / (head_size - 2))
     exponents = torch.arange(0, head_size, 2, dtype=torch.float64, device=length.device) / head_size

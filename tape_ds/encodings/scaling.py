@@ -44,18 +44,23 @@ def available() -> list[str]:
 def frequencies(parameters: Parameters, head_size: int) -> tuple[np.ndarray, float]:
     """Return angular frequencies fp64 [head_size / 2] and the factor on cosine and sine (1 except with YaRN), from
     complete ``rope_parameters``; of ``dynamic``, those within the window."""
-    kind, theta, factor = parameters["rope_type"], float(parameters["rope_theta"]), parameters.get("factor", 1.0)
+    kind = parameters["rope_type"]
+    theta = float(parameters["rope_theta"])
+    factor = parameters.get("factor", 1.0)
     if kind == "ntk":
         theta = ntk_base(parameters, head_size)
     plain = theta ** (-np.arange(0, head_size, 2, dtype=np.float64) / head_size)
     if kind in ("default", "dynamic", "ntk"):
         return plain, 1.0
-    if kind == "linear":  # position interpolation (Chen et al. 2023, arXiv:2306.15595): every position is divided
+    # position interpolation (Chen et al. 2023, arXiv:2306.15595): every position is divided
+    if kind == "linear":
         return plain / factor, 1.0
 
     window = parameters[WINDOW]
-    if kind == "llama3":  # bands (Grattafiori et al. 2024, arXiv:2407.21783): long waves interpolated, short ones kept
-        low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
+    # bands (Grattafiori et al. 2024, arXiv:2407.21783): long waves interpolated, short ones kept
+    if kind == "llama3":
+        low = parameters["low_freq_factor"]
+        high = parameters["high_freq_factor"]
         turns = window * plain / (2 * math.pi)
         if high > low:
             kept = np.clip((turns - low) / (high - low), 0, 1)
@@ -69,10 +74,13 @@ def frequencies(parameters: Parameters, head_size: int) -> tuple[np.ndarray, flo
         return head_size * math.log(window / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     fast, slow = (parameters.get(name) or BETAS[name] for name in ("beta_fast", "beta_slow"))
-    low, high = dimension(fast), dimension(slow)
+    low = dimension(fast)
+    high = dimension(slow)
     if parameters.get("truncate", True):
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_size - 1)
+        low = math.floor(low)
+        high = math.ceil(high)
+    low = max(low, 0)
+    high = min(high, head_size - 1)
     high = high + 0.001 if low == high else high
     ramp = np.clip((np.arange(head_size // 2, dtype=np.float64) - low) / (high - low), 0, 1)
 
@@ -87,7 +95,9 @@ def frequencies(parameters: Parameters, head_size: int) -> tuple[np.ndarray, flo
 
 def yarn_attention(factor: float) -> float:
     """Return YaRN's factor on attention where none is given (Peng et al. 2023, arXiv:2309.00071, Section 3.4)."""
-    return 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+    if factor > 1:
+        return 0.1 * math.log(factor) + 1.0
+    return 1.0
 
 
 def ntk_base(parameters: Parameters, head_size: int) -> float:
@@ -114,7 +124,9 @@ def as_llama(parameters: Parameters, head_size: int) -> dict[str, Any] | None:
     name = parameters["rope_type"]
     if name == "ntk":
         return {"rope_type": "default", "rope_theta": ntk_base(parameters, head_size)}
-    return dict(parameters) if name in _LLAMA else None
+    if name in _LLAMA:
+        return dict(parameters)
+    return None
 
 
 def as_longrope(parameters: Parameters, head_size: int, window: int) -> dict[str, Any]:
@@ -142,7 +154,9 @@ def named(rope_type: Any) -> set[str]:
 
 def described(parameters: Parameters) -> str:
     """Return type, factor, window and base in one line: ``yarn x2 from 8,192, theta 10000``."""
-    name, factor, window = parameters["rope_type"], parameters.get("factor"), parameters.get(WINDOW)
+    name = parameters["rope_type"]
+    factor = parameters.get("factor")
+    window = parameters.get(WINDOW)
     scale = "unscaled RoPE" if name == "default" else name
     scale += f" x{factor:g}" if factor is not None else ""
     scale += f" from {window:,}" if window is not None else ""
@@ -154,7 +168,8 @@ def check(parameters: Parameters) -> list[Problem]:
     name = parameters.get("rope_type", "default")
     if not isinstance(name, str) or name not in _TYPES:
         return [Problem("rope_parameters.rope_type", name, "unknown", did_you_mean(str(name), _TYPES))]
-    problems, required = [], _TYPES[name][0]
+    problems = []
+    required = _TYPES[name][0]
     known = {"rope_type", "rope_theta", *named(name)}
     for key in required:
         if parameters.get(key) is None:
@@ -163,17 +178,22 @@ def check(parameters: Parameters) -> list[Problem]:
         least = math.nextafter(1.0, 2.0) if key == "rope_theta" else math.ulp(0.0)
         wrong = remedy = ""
         if key not in known:
-            wrong, remedy = f"not a parameter of rope_type {name!r}", did_you_mean(key, known)
-            if key == "attn_factor":  # the name is close to attention_factor, the meaning is not
+            wrong = f"not a parameter of rope_type {name!r}"
+            remedy = did_you_mean(key, known)
+            # the name is close to attention_factor, the meaning is not
+            if key == "attn_factor":
                 remedy = "attn_factor multiplies YaRN's 0.1 ln(factor) + 1: give the product as attention_factor"
         elif key == "truncate" and not isinstance(value, bool):
-            wrong, remedy = "not a boolean", "true or false"
+            wrong = "not a boolean"
+            remedy = "true or false"
         elif key in ("rope_type", "truncate") or value is None:
             continue
         elif isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            wrong, remedy = "not a number", "give a finite number"
+            wrong = "not a number"
+            remedy = "give a finite number"
         elif value < least:
-            wrong, remedy = "too small", f"give a number {'of at least 1' if key == 'factor' else f'above {least:.0f}'}"
+            wrong = "too small"
+            remedy = f"give a number {'of at least 1' if key == 'factor' else f'above {least:.0f}'}"
         if wrong:
             problems.append(Problem(f"rope_parameters.{key}", value, wrong, remedy))
     return problems

@@ -103,7 +103,8 @@ class Separately(nn.Module):
 
     def __init__(self, cos: nn.Module, sin: nn.Module):
         super().__init__()
-        self.cos, self.sin = cos, sin
+        self.cos = cos
+        self.sin = sin
 
 
 class Projection(base.Weight):
@@ -137,7 +138,8 @@ class TapeLayer(base.PositionLayer):
         self.unit_attended = options.attention_norm == "unit"
         self.identity = options.attention_init == "identity"
         self.state_dtype = getattr(torch, config.state_dtype) if config.state_dtype else None
-        self.heads, self.groups = config.num_attention_heads, config.num_key_value_heads
+        self.heads = config.num_attention_heads
+        self.groups = config.num_key_value_heads
         self.columns = config.head_dim * (2 if self.whole_halves else 1)
         self.state_columns = self.groups * self.columns
         self.rank = options.rank or 4 * self.groups
@@ -241,7 +243,10 @@ class TapeLayer(base.PositionLayer):
         self, start: Tensor, state: Tensor | None, attended_BHTC: Tensor | None, gate: Tensor | None, dtype: torch.dtype
     ) -> Tensor:
         """The two updates across channels, or across channels and heads, each rounded separately."""
-        attend, expand, contract, groups = self.attend, self.expand, self.contract, self.groups
+        attend = self.attend
+        expand = self.expand
+        contract = self.contract
+        groups = self.groups
         if attended_BHTC is not None and attend is not None:
             if self.form == "vector":
                 mean_BGTC = attended_BHTC.unflatten(1, (groups, -1)).mean(dim=2)
@@ -251,11 +256,13 @@ class TapeLayer(base.PositionLayer):
             state = (update if state is None else state + update).to(dtype)
         if gate is not None and expand is not None and contract is not None:
             e_BGTC = current(start, state).to(gate.dtype).expand(len(gate), groups, -1, -1)
-            x_BGT2X, gate_BTI = e_BGTC.unflatten(-1, (2, -1)), F.silu(gate)
+            x_BGT2X = e_BGTC.unflatten(-1, (2, -1))
+            gate_BTI = F.silu(gate)
             if self.form == "vector":
                 update = contract(expand(x_BGT2X) * gate_BTI[:, None, :, None]).flatten(-2)
             else:
-                flat_BT2X = x_BGT2X.permute(0, 2, 3, 1, 4).flatten(3)  # X: of all heads
+                # X: of all heads
+                flat_BT2X = x_BGT2X.permute(0, 2, 3, 1, 4).flatten(3)
                 flat_BT2X = contract(expand(flat_BT2X) * gate_BTI[:, :, None])
                 update = flat_BT2X.unflatten(-1, (groups, -1)).permute(0, 3, 1, 2, 4).flatten(-2)
             state = (update if state is None else state + update).to(dtype)
@@ -263,7 +270,8 @@ class TapeLayer(base.PositionLayer):
         return state
 
     def multiplications_per_token(self, keys: float) -> float:
-        count, halves = 0.0, 2 if self.form == "separate" else 1
+        count = 0.0
+        halves = 2 if self.form == "separate" else 1
         if self.attend is not None or self.from_alibi:
             # a second value in attention, and a second product of scores where the state is a bias
             count += self.columns * self.heads * keys * (2 if self.from_alibi else 1)
@@ -285,4 +293,6 @@ def local_heads(groups: int, heads: int, like: Tensor) -> Tensor:
 
 
 def current(start_B1TC: Tensor, state: Tensor | None) -> Tensor:
-    return start_B1TC if state is None else start_B1TC + state
+    if state is None:
+        return start_B1TC
+    return start_B1TC + state

@@ -87,14 +87,17 @@ class TrainedRope:
         """The base frequency of the unscaled RoPE that gives the same angles within the native length: ``ntk`` is a
         larger base, and ``dynamic`` leaves texts of its window as they are."""
         ntk = self.type == "ntk"
-        return scaling.ntk_base(self.parameters, self.head_size) if ntk else float(self.parameters["rope_theta"])
+        if ntk:
+            return scaling.ntk_base(self.parameters, self.head_size)
+        return float(self.parameters["rope_theta"])
 
 
 def read(config: Mapping[str, Any], name: str) -> TrainedRope:
     """Return the RoPE of a model from its ``config.json`` (or ``to_dict()`` of its configuration); where it has one for
     each kind of layer, that of layers that see everything. ``name`` is for messages."""
     model_type = config.get("model_type")
-    foreign, is_own = model_type not in OURS, model_type in OWN_TYPES
+    foreign = model_type not in OURS
+    is_own = model_type in OWN_TYPES
     place = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     stated = config.get(place) or {}
     passed_over: dict[str, Any] = {}
@@ -111,7 +114,8 @@ def read(config: Mapping[str, Any], name: str) -> TrainedRope:
     if rope_type in _FROM_WINDOW:
         named.reverse()  # in the order of transformers
     elif rope_type == "dynamic" and not is_own:
-        named = [length]  # transformers counts from max_position_embeddings alone
+        # transformers counts from max_position_embeddings alone
+        named = [length]
     window = next((each for each in named if each is not None), None)
     if rope_type == "yarn":
         if foreign and isinstance(given.get("attn_factor"), (int, float)):
@@ -135,14 +139,16 @@ def read(config: Mapping[str, Any], name: str) -> TrainedRope:
         named_over = ", ".join(f"{key} = {value!r}" for key, value in passed_over.items())
         note = f"transformers passes over its {named_over}"
     if rope_type in _FROM_WINDOW:
-        parameters[WINDOW] = window or length  # transformers computes with the length where none is named
+        # transformers computes with the length where none is named
+        parameters[WINDOW] = window or length
     elif window and (rope_type in KEPT or WINDOW in scaling.named(rope_type)):
         parameters[WINDOW] = window
     if rope_type in KEPT:
         return TrainedRope(name, parameters, length, window, head_size, note)
     found = []
     for key, wrong, remedy in wrong_parameters(parameters, head_size, KEPT):
-        is_outside = key == "rope_theta" and key not in stated  # of the configuration itself
+        # of the configuration itself
+        is_outside = key == "rope_theta" and key not in stated
         field = key if is_outside else f"{place}.{key}"
         found.append(Problem("model", name, f"its config.json has {field} = {wrong}", remedy))
     raise_if_any(found)
@@ -153,7 +159,8 @@ def read(config: Mapping[str, Any], name: str) -> TrainedRope:
         return TrainedRope(name, parameters, length, window or length, head_size, note)
 
     factor = parameters.get("factor") or 1.0
-    if factor < 1:  # no longer context follows from it: the length is the one that config.json names
+    # no longer context follows from it: the length is the one that config.json names
+    if factor < 1:
         return TrainedRope(name, parameters, length, length / factor, head_size, note)
 
     # Published models name either the length before scaling (Vicuna, LongLoRA) or after it (deepseek-coder). Vicuna
@@ -206,8 +213,11 @@ def _sorted_out(given: Parameters, foreign: bool) -> tuple[dict[str, Any], dict[
 
 def _rotated_columns(config: Mapping[str, Any], share: float, name: str) -> int:
     """Return the columns of a head, or of its rotated part where the family names those; 0: not known."""
-    rotated = "rotary_dim" if config.get("model_type") in ("gptj", "tape_gptj") else "qk_rope_head_dim"
-    given = next((key for key in (rotated, "head_dim", "kv_channels") if config.get(key)), None)  # the last: JetMoE's
+    rotated = "qk_rope_head_dim"
+    if config.get("model_type") in ("gptj", "tape_gptj"):
+        rotated = "rotary_dim"
+    # the last: JetMoE's
+    given = next((key for key in (rotated, "head_dim", "kv_channels") if config.get(key)), None)
     needed = ("hidden_size", "num_attention_heads") if given is None else (given,)
     found = [Problem("model", name, *reason) for key in needed for reason in no_number(key, config.get(key))]
     raise_if_any(found)
@@ -226,23 +236,30 @@ def of_full(rope_parameters: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def native_length(config: Mapping[str, Any]) -> int | None:
-    names = ("max_position_embeddings", "n_positions", "max_sequence_length")  # the others: GPT-J's, the first LLaMA's
+    # the others: GPT-J's, the first LLaMA's
+    names = ("max_position_embeddings", "n_positions", "max_sequence_length")
     found = next((config[name] for name in names if config.get(name)), None)
-    return found if type(found) is int and found >= 1 else None
+    if type(found) is int and found >= 1:
+        return found
+    return None
 
 
 def _with_attention_factor(given: dict[str, Any], length: int, window: Any) -> dict[str, Any]:
     """Return YaRN's parameters with other names for its factor on attention resolved."""
     if isinstance(window, (int, float)) and window > 0:
-        given = {"factor": length / window, **given}  # transformers' default
+        # transformers' default
+        given = {"factor": length / window, **given}
     if not isinstance(given.get("factor"), (int, float)):
         return given
     log = math.log(max(given["factor"], 1.0))
-    if isinstance(given.get("attn_factor"), (int, float)):  # vLLM's: it multiplies the default
+    # vLLM's: it multiplies the default
+    if isinstance(given.get("attn_factor"), (int, float)):
         usual = scaling.yarn_attention(given["factor"])
         given["attention_factor"] = given.pop("attn_factor") * given.get("attention_factor", usual)
-    if given.get("mscale") and given.get("mscale_all_dim"):  # DeepSeek's
-        mscale, all_dim = given.pop("mscale"), given.pop("mscale_all_dim")
+    # DeepSeek's
+    if given.get("mscale") and given.get("mscale_all_dim"):
+        mscale = given.pop("mscale")
+        all_dim = given.pop("mscale_all_dim")
         given.setdefault("attention_factor", (1.0 + 0.1 * mscale * log) / (1.0 + 0.1 * all_dim * log))
     if given.get("mscale") == 1 and not given.get("mscale_all_dim"):
         given.pop("mscale")
@@ -268,9 +285,11 @@ def extended(own: TrainedRope, change: Parameters, target_length: int) -> dict[s
     kind = requested_type(own, change)
     given = {key: value for key, value in change.items() if key != "rope_type" and value is not None}
     if kind == own.type:
-        merged, least = {**own.parameters, **given}, own.factor
+        merged = {**own.parameters, **given}
+        least = own.factor
     else:
-        merged, least = {"rope_type": kind, "rope_theta": own.unscaled_theta, **given}, 1.0
+        merged = {"rope_type": kind, "rope_theta": own.unscaled_theta, **given}
+        least = 1.0
         if WINDOW in scaling.named(kind):
             merged.setdefault(WINDOW, own.native_length)
     window = factor_window(own, change)
@@ -298,8 +317,10 @@ def check_change(own: TrainedRope, change: Parameters, target_length: int) -> It
         if (value := change.get(key)) is not None and type(value) not in (int, float):
             yield Problem(f"rope_parameters.{key}", value, "not a number", "give a finite number")
             return
-    kind, native = requested_type(own, change), own.native_length
-    named, factor = change.get(WINDOW), change.get("factor")
+    kind = requested_type(own, change)
+    native = own.native_length
+    named = change.get(WINDOW)
+    factor = change.get("factor")
     if kind in ("ntk", "dynamic") and 0 < own.head_size <= 2:
         wrong = f"heads with {own.head_size} rotated columns have no base that it could change"
         yield Problem("rope_parameters.rope_type", kind, wrong, "rope_parameters.rope_type: yarn, linear")
@@ -309,7 +330,9 @@ def check_change(own: TrainedRope, change: Parameters, target_length: int) -> It
     trained = f"the weights were trained with {scaled_as}"
     if kind != own.type and own.is_scaled:
         wrong = f"{trained}, which {kind} would undo"
-        follows = f"; the factor follows: {max(own.factor, target_length / own.window):.4g}" if own.window else ""
+        follows = ""
+        if own.window:
+            follows = f"; the factor follows: {max(own.factor, target_length / own.window):.4g}"
         remedy = f"rope_parameters: {{rope_type: {AUTO}}} (it stays {own.type}{follows})"
         yield Problem("rope_parameters.rope_type", kind, wrong, remedy)
         return
@@ -329,14 +352,17 @@ def check_change(own: TrainedRope, change: Parameters, target_length: int) -> It
 
     base = window or native
     if window is None and target_length > native and (factor is None or own.type in _FROM_WINDOW):
-        before, after = native / own.factor, own.factor * native
+        before = native / own.factor
+        after = own.factor * native
         wrong = f"{trained}; config.json leaves open if max_position_embeddings = {native:,} is before or after that"
-        if own.type in _FROM_WINDOW:  # the angles themselves depend on the answer
+        # the angles themselves depend on the answer
+        if own.type in _FROM_WINDOW:
             remedy = f"write {WINDOW} into the model's config.json: {native} if the model reaches {after:,.0f} tokens, "
             remedy += f"which is how transformers reads it, {before:.10g} if it reaches {native:,}"
             yield Problem("model", own.name, wrong, remedy)
         else:
-            few, many = f"{target_length / before:.4g}", f"{max(own.factor, target_length / native):.4g}"
+            few = f"{target_length / before:.4g}"
+            many = f"{max(own.factor, target_length / native):.4g}"
             remedy = f"give {before:.10g} if the model reaches {native:,} tokens (the factor becomes {few}), or give "
             remedy += f"{native} if it reaches {after:,.0f} (the factor becomes {many})"
             yield Problem(f"rope_parameters.{WINDOW}", None, wrong, remedy)
@@ -344,19 +370,24 @@ def check_change(own: TrainedRope, change: Parameters, target_length: int) -> It
         yield Problem("rope_parameters.factor", factor, trained, f"give {own.factor:g} or more, or leave it out")
     elif isinstance(factor, (int, float)) and factor * base < target_length:
         reached = f"{factor:g} x {base:,.10g} = {factor * base:,.0f} tokens"
-        enough = math.ceil(target_length / base * 1000) / 1000  # rounded down it would not reach either
+        # rounded down it would not reach either
+        enough = math.ceil(target_length / base * 1000) / 1000
         remedy = f"give {enough:.10g} or more ({target_length:,} / {base:,.10g}), or leave factor out (factor: null)"
         wrong = f"{reached} do not reach target_length = {target_length:,}"
         yield Problem("rope_parameters.factor", factor, wrong, f"{remedy}: it follows from target_length")
 
     if isinstance(named, (int, float)):
-        least, most = 0.0, float(native)
+        least = 0.0
+        most = float(native)
         if kind == own.type and WINDOW in own.parameters:
             least = most = own.parameters[WINDOW]
         elif kind == own.type and own.window is None:
             least = native / own.factor
         if not least <= named <= most:
-            known = f"{most:.10g}" if least in (0, most) else f"{least:.10g} to {most:.10g}"
+            if least in (0, most):
+                known = f"{most:.10g}"
+            else:
+                known = f"{least:.10g} to {most:.10g}"
             wrong = f"the model has {native:,} tokens natively, with {scaled_as}"
             yield Problem(f"rope_parameters.{WINDOW}", named, wrong, f"give {known}, or leave it out")
     result = extended(own, change, target_length)
@@ -367,10 +398,12 @@ def check_change(own: TrainedRope, change: Parameters, target_length: int) -> It
 
 
 def described_change(own: TrainedRope, change: Parameters, target_length: int) -> str:
-    before, after = own.parameters, extended(own, change, target_length)
+    before = own.parameters
+    after = extended(own, change, target_length)
     note = f" ({own.note})" if own.note else ""
     if after != before:
         return f"{scaling.described(before)} -> {scaling.described(after)}{note}"
     kept = f"{scaling.described(before)}, unchanged{note}"
-    beyond = own.type != "dynamic" and not own.is_scaled and target_length > own.native_length
-    return kept + f": not scaled for more than {own.native_length:,} tokens" * beyond
+    if own.type != "dynamic" and not own.is_scaled and target_length > own.native_length:
+        kept += f": not scaled for more than {own.native_length:,} tokens"
+    return kept

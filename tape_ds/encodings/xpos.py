@@ -30,7 +30,8 @@ class XposEncoding(RopeEncoding):
 
     def __init__(self, config: ModelConfig, options: Options):
         super().__init__(config, options)
-        self.middle = min(config.max_position_embeddings // 2, FARTHEST)  # farther, and position 0 is out of reach
+        # farther, and position 0 is out of reach
+        self.middle = min(config.max_position_embeddings // 2, FARTHEST)
 
     def start(self, positions_BTN: Tensor) -> Tensor:
         """fp32 [B, 1, T, 3 K / 2]: cosines, sines, factors, K/2 columns each; from fp64, rounded once."""
@@ -58,12 +59,15 @@ class XposLayer(base.PositionLayer):
         self, q_BHTK: Tensor, k_BGTK: Tensor, start: Tensor, state: None, observed: None = None
     ) -> tuple[Tensor, Tensor]:
         """Rotate in fp32, scale, and round once."""
-        angles, factors = start[..., : self.width], start[..., self.width :].repeat(1, 1, 1, 2)
-        if self.is_first and q_BHTK.dtype == torch.float16:  # the factors are those of all layers
+        angles = start[..., : self.width]
+        factors = start[..., self.width :].repeat(1, 1, 1, 2)
+        # the factors are those of all layers
+        if self.is_first and q_BHTK.dtype == torch.float16:
             refuse_above(
                 torch.maximum(factors, 1 / factors),
                 LARGEST_IN_HALF,
                 "xpos: a decay by {} leaves float16: use bfloat16 or float32 at this length",
             )
-        q, k = rotate(upcast(q_BHTK), angles) * factors, rotate(upcast(k_BGTK), angles) / factors
+        q = rotate(upcast(q_BHTK), angles) * factors
+        k = rotate(upcast(k_BGTK), angles) / factors
         return q.to(q_BHTK.dtype), k.to(k_BGTK.dtype)

@@ -106,7 +106,9 @@ def _of_yarn(stated: Mapping[str, Any], length: int | None) -> list[str]:
 
 def _reaches(factor: float | None, window: float) -> float:
     """Return the tokens that YaRN's factor reaches; without one it is what reaches the length."""
-    return math.ceil(factor * window) if factor else math.inf
+    if factor:
+        return math.ceil(factor * window)
+    return math.inf
 
 
 def _of_attention(stated: Mapping[str, Any]) -> list[str]:
@@ -140,7 +142,9 @@ def own_attention_factor(stated: Mapping[str, Any]) -> float | None:
     if given is None or factor is None:
         return None
     multiple = float(given) / yarn_attention(float(factor))
-    return None if math.isclose(multiple, 1.0, rel_tol=1e-6) else multiple
+    if math.isclose(multiple, 1.0, rel_tol=1e-6):
+        return None
+    return multiple
 
 
 def _spelling(config: Mapping[str, Any], kind: str, theta: float) -> list[str]:
@@ -150,4 +154,6 @@ def _spelling(config: Mapping[str, Any], kind: str, theta: float) -> list[str]:
     says_older = config.get("rope_theta") is not None and (kind == "default" or bool(config.get("rope_scaling")))
     if not config.get("rope_parameters"):
         return ["older_keys_only"]
-    return [] if says_older else ["rope_parameters_only"]
+    if says_older:
+        return []
+    return ["rope_parameters_only"]

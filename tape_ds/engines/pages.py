@@ -64,7 +64,9 @@ def _row(engine: ServingEngine, group: CellGroup, families: list[str]) -> tuple[
 
 
 def _said(verdict: Verdict) -> tuple[str, ...]:
-    return () if verdict.result == "untried" else tuple(map(in_code, verdict.says))
+    if verdict.result == "untried":
+        return ()
+    return tuple(map(in_code, verdict.says))
 
 
 def _listed(scalings: list[str], says: tuple[str, ...]) -> str:

@@ -159,7 +159,9 @@ def computed_of(engine: ServingEngine, form: RopeForm) -> Verdict:
 
 
 def _filled(cell: Cell, form: RopeForm) -> str:
-    return cell.says.format_map(_Values(form.values)) if form.values else cell.says
+    if form.values:
+        return cell.says.format_map(_Values(form.values))
+    return cell.says
 
 
 class _Values(dict[str, Any]):

@@ -11,7 +11,9 @@ from tape_ds.errors import did_you_mean
 
 def run(name: str, call: AttentionCall) -> tuple[Tensor, ...]:
     """Return the call's outputs [B, H, T, V], computed by a backend."""
-    return attention_by_sdpa(call) if name == "sdpa" else joined(attention_by_reference, call)
+    if name == "sdpa":
+        return attention_by_sdpa(call)
+    return joined(attention_by_reference, call)
 
 
 def choose(backend: str, call: AttentionCall) -> str:
@@ -23,7 +25,9 @@ def choose(backend: str, call: AttentionCall) -> str:
     name = requested(backend)
     if name not in ("auto", "sdpa", "reference"):
         raise ValueError(f"attention backend {name!r} is unknown; {did_you_mean(name, ['auto', 'reference', 'sdpa'])}")
-    return "sdpa" if name == "auto" else name
+    if name == "auto":
+        return "sdpa"
+    return name
 
 
 def missing(name: str, device_type: str) -> str | None:

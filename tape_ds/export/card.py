@@ -24,7 +24,7 @@ from tape_ds.engines import pages
 from tape_ds.errors import redacted
 from tape_ds.export import config_json, ruler_scores
 from tape_ds.markdown_table import markdown_table
-from tape_ds.models.loading import config_file, hub
+from tape_ds.models.files import config_file, hub
 from tape_ds.numbers import summarise
 from tape_ds.results import Result
 from tape_ds.run_folder import TRAINED
@@ -57,10 +57,13 @@ def text(source: SourceModel, model: PreTrainedModel, name: str, license: str | 
         license: the hub's id of the weights' licence; None: not stated.
         plain: whether the folder loads without custom code.
     """
-    config, record, result = source.config, source.record, source.result
+    config = source.config
+    record = source.record
+    result = source.result
     base = record.base if record is not None else None
     if base is not None and Path(base).is_absolute() and Path(base).name == TRAINED:
-        base = Path(base).parent.name  # every run's folder has one with this name
+        # every run's folder has one with this name
+        base = Path(base).parent.name
     elif base is not None:
         base = HUB_BASES[base][0] if base in HUB_BASES else shown(base)
     data: list[str] = []
@@ -88,7 +91,9 @@ def text(source: SourceModel, model: PreTrainedModel, name: str, license: str | 
     if result is not None:
         versions = ", ".join(f"{name} {result.versions[name]}" for name in _SHOWN_VERSIONS if name in result.versions)
         verb = "Trained" if result.figures.get("trained") else "Scored"
-        commit = f", {commit_words(result.commit)}" if result.commit is not None else ""
+        commit = ""
+        if result.commit is not None:
+            commit = f", {commit_words(result.commit)}"
         made_with.append(f"{verb} with {versions}{commit}, on {result.started[:10]}, by")
         made_with.append(f"```\n{shlex.join(map(shown, result.command))}\n```")
 
@@ -139,7 +144,8 @@ def commit_words(commit: Mapping[str, Any]) -> str:
 
 def _encoding_table(source: SourceModel) -> str:
     """Return a table of the positional encoding and, for a trained model, of what was trained."""
-    record, config = source.record, source.config
+    record = source.record
+    config = source.config
     rope = of_full(config.rope_parameters or {})
     numbers = [
         f"{key} {value}" if isinstance(value, int) else f"{key} {value:g}"
@@ -155,7 +161,9 @@ def _encoding_table(source: SourceModel) -> str:
 
     if record is not None:
         rows.insert(0, ("method", f"`{record.method}`"))
-        counts = source.result.figures.get("parameters") if source.result is not None else None
+        counts = None
+        if source.result is not None:
+            counts = source.result.figures.get("parameters")
         if counts:
             # as trained: adapters count, though they are merged into the weights here
             share = f"{counts['trained']:,} of {counts['all']:,} ({counts['trained'] / counts['all']:.2%})"
@@ -170,9 +178,13 @@ def _encoding_table(source: SourceModel) -> str:
 
 def _settings_table(result: Result, data: list[str]) -> str:
     """Return a table of the training data and settings that are stored."""
-    config, figures = result.config, result.figures
-    steps, tokens = figures.get("steps"), figures.get("tokens")
-    batch, window, longest = config.get("global_batch_size"), config.get("window"), config.get("max_tokens")
+    config = result.config
+    figures = result.figures
+    steps = figures.get("steps")
+    tokens = figures.get("tokens")
+    batch = config.get("global_batch_size")
+    window = config.get("window")
+    longest = config.get("max_tokens")
     chunks = config.get("pose_chunks", 1)
     rate = ""
     if "learning_rate" in config:
@@ -228,5 +240,9 @@ def result_tables(result: Result) -> dict[str, str]:
 
 def _cell(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return "" if value is None else str(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+        if value is None:
+            return ""
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.4g}"

@@ -19,8 +19,8 @@ from tape_ds import encodings
 from tape_ds.encodings import trained_rope
 from tape_ds.encodings.scaling import yarn_attention
 from tape_ds.engines.forms import own_attention_factor
+from tape_ds.models.files.config_file import SHAPES, plain_type
 from tape_ds.models.loading import extendable
-from tape_ds.models.loading.config_file import SHAPES, plain_type
 from tape_ds.registration import TYPES
 
 _PARTIAL = trained_rope.PARTIAL
@@ -31,7 +31,9 @@ def planned(config: Any) -> dict[str, Any]:
     model type, length and RoPE."""
     if extendable.by_own_class(config):
         content = {**config.to_dict(), "model_type": config.model_type}
-        return content if config.model_type in TYPES else for_engines(content, type(config))
+        if config.model_type in TYPES:
+            return content
+        return for_engines(content, type(config))
     rope_parameters = encodings.llama_rope_parameters(config)
     if rope_parameters is None:  # the folder has its own code
         return {"model_type": config.model_type, "max_position_embeddings": config.max_position_embeddings}
@@ -52,11 +54,14 @@ def for_engines(written: Mapping[str, Any], kind: type[PreTrainedConfig]) -> dic
     rope = written.get("rope_parameters")
     if not rope or any(isinstance(value, Mapping) for value in rope.values()):
         return dict(written)
-    if written["model_type"] in SHAPES:  # other classes may compute something from mscale
+    # other classes may compute something from mscale
+    if written["model_type"] in SHAPES:
         rope = _said_twice(rope)
     one_spelling = {**written, "rope_parameters": rope}
     made = _spelled_twice(one_spelling, rope)
-    return made if _read(kind, made) == _read(kind, one_spelling) else one_spelling
+    if _read(kind, made) == _read(kind, one_spelling):
+        return made
+    return one_spelling
 
 
 def _said_twice(rope: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,6 +92,7 @@ def _spelled_twice(content: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[
 
 
 def _read(kind: type[PreTrainedConfig], content: Mapping[str, Any]) -> dict[str, Any]:
-    found = kind.from_dict(copy.deepcopy(dict(content))).to_dict()  # which adds to what it is given
+    # which adds to what it is given
+    found = kind.from_dict(copy.deepcopy(dict(content))).to_dict()
     # a field that the class does not know is kept as an attribute, and read by nothing
     return {name: value for name, value in found.items() if name not in ("rope_theta", "rope_scaling", _PARTIAL)}

@@ -22,8 +22,8 @@ from tape_ds.data import tokenizer as tokenizers
 from tape_ds.errors import Problem, UserError
 from tape_ds.export import card, config_json, model_code
 from tape_ds.models import convert
+from tape_ds.models.files.hub import CONFIG
 from tape_ds.models.loading import extendable
-from tape_ds.models.loading.hub import CONFIG
 from tape_ds.registration import TYPES
 
 _NOT_REACHED = "the hub refused, or was not reached ({})"
@@ -65,7 +65,9 @@ def write(
     def adjust(model: Any) -> Any:
         model.config.use_cache = True  # it is there to generate
         if plain:
-            return model if own_class else convert.to_plain(model)
+            if own_class:
+                return model
+            return convert.to_plain(model)
         model.config.auto_map = model_code.auto_map(config.model_type)
         if getattr(model.config, "attention_backend", "auto") not in ("auto", *model_code.BACKENDS):
             model.config.attention_backend = "auto"

@@ -29,9 +29,10 @@ from tape_ds.encodings import llama_cpp_rope, scaling
 from tape_ds.encodings.trained_rope import KEPT, of_full
 from tape_ds.errors import Problem, UserError
 from tape_ds.export import gguf_tokenizer
-from tape_ds.models.loading import config_file, extendable, json_file, weight_files
-from tape_ds.models.loading.gguf_header import DIVISORS
-from tape_ds.models.loading.tensor_rows import LoadedRows, TensorRows
+from tape_ds.models.files import config_file, json_file, weight_files
+from tape_ds.models.files.gguf_header import DIVISORS
+from tape_ds.models.files.tensor_rows import LoadedRows, TensorRows
+from tape_ds.models.loading import extendable
 from tape_ds.models.model_weights import NotByTensorError
 
 AUTO = "auto"
@@ -68,7 +69,9 @@ class GgufPlan:
 
 def type_of(choice: str, dtype: torch.dtype) -> str:
     """Return the type of a file's matrices; ``auto``: as the weights are stored."""
-    return _OF_DTYPE.get(dtype, "F32") if choice == AUTO else choice
+    if choice == AUTO:
+        return _OF_DTYPE.get(dtype, "F32")
+    return choice
 
 
 def check(source: SourceModel, kind: str) -> list[Problem]:
@@ -263,12 +266,17 @@ def _converted(rows: Tensor, kind: GGMLQuantizationType, name: str) -> np.ndarra
         wrong = f"it holds {largest:g}, and F16 ends at {_LARGEST_F16:g}"
         raise UserError(Problem("source", name, wrong, "--gguf_type BF16"))
     array = rows.numpy()
-    return array if kind == GGMLQuantizationType.F32 else quantize(array, kind)
+    if kind == GGMLQuantizationType.F32:
+        return array
+    return quantize(array, kind)
 
 
 def described(plan: GgufPlan) -> str:
     """Return architecture, type and tokenizer in one line."""
-    tokens = "no tokenizer" if plan.tokenizer.model == gguf_tokenizer.NONE else f"tokenizer {plan.tokenizer.model}"
+    if plan.tokenizer.model == gguf_tokenizer.NONE:
+        tokens = "no tokenizer"
+    else:
+        tokens = f"tokenizer {plan.tokenizer.model}"
     tokens += f" ({plan.tokenizer.pre})" if plan.tokenizer.pre else ""
     keys = {key: value for key, value in plan.rope.values.items() if key != "freq_base"}
     rope = json.dumps(keys) if keys else "unscaled RoPE"

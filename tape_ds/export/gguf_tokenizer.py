@@ -186,7 +186,8 @@ def _add_tokens(found: GgufTokenizer, tokens: dict[int, str], rows: int, added: 
         if number in added:
             kind = TokenType.CONTROL if added[number].special else TokenType.USER_DEFINED
         if kind == TokenType.USER_DEFINED:
-            token = token.replace(_SPACE, " ")  # llama.cpp looks for it in the text as it is
+            # llama.cpp looks for it in the text as it is
+            token = token.replace(_SPACE, " ")
         found.tokens.append(token)
         found.types.append(kind)
 
@@ -229,7 +230,9 @@ def _scores(found: GgufTokenizer, tokens: dict[int, str], merges: list[Any], add
 
 
 def _merge(pair: Any) -> str:
-    return pair if isinstance(pair, str) else " ".join(part.replace(" ", "\u0120") for part in pair)
+    if isinstance(pair, str):
+        return pair
+    return " ".join(part.replace(" ", "\u0120") for part in pair)
 
 
 def _special_ids(tokenizer: Any, config: Any, end_ids: list[int]) -> dict[str, int]:

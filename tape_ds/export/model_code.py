@@ -45,7 +45,11 @@ def auto_map(model_type: str) -> dict[str, str]:
     names = TYPES[model_type]
     classes = {"AutoConfig": names.config, "AutoModel": names.base, "AutoModelForCausalLM": names.causal_lm}
     first = _first_files(model_type)
-    return {auto: f"{first[tape_ds.HOMES[name]]}.{name}" for auto, name in classes.items()}
+    places = {}
+    for auto, full_name in classes.items():
+        module, _, name = full_name.rpartition(".")
+        places[auto] = f"{first[module]}.{name}"
+    return places
 
 
 def files(model_type: str, encoding: str, commit: str) -> dict[str, str]:
@@ -77,8 +81,10 @@ def files(model_type: str, encoding: str, commit: str) -> dict[str, str]:
 def _first_files(model_type: str) -> dict[str, str]:
     """Return the modules that the configuration names, and their files, named by transformers' custom."""
     names = TYPES[model_type]
+    of_config, _, _ = names.config.rpartition(".")
+    of_model, _, _ = names.causal_lm.rpartition(".")
     # GPT-J's two are one module
-    return {tape_ds.HOMES[names.config]: "configuration_tape", tape_ds.HOMES[names.causal_lm]: "modeling_tape"}
+    return {of_config: "configuration_tape", of_model: "modeling_tape"}
 
 
 def _file(module: str, first: dict[str, str]) -> str:
@@ -88,7 +94,9 @@ def _file(module: str, first: dict[str, str]) -> str:
 def _source(module: str) -> Path:
     """Return the path of a module's source, whether it exists or not."""
     folder = _ROOT.parent.joinpath(*module.split("."))
-    return folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+    if folder.is_dir():
+        return folder / "__init__.py"
+    return folder.with_suffix(".py")
 
 
 def changed(module: str, text: str, encoding: str) -> str:
@@ -105,7 +113,8 @@ def changed(module: str, text: str, encoding: str) -> str:
         entry = entry_of(encoding)
         names = {str(entry.encoding), str(entry.layer)}
         names |= {"tape_ds.encodings.abacus.AbacusEncoding", "tape_ds.encodings.base.PositionLayer"}
-        body, table = "", []
+        body = ""
+        table = []
         for named in sorted(names):
             origin, _, name = named.rpartition(".")
             body += f"    from {origin} import {name}\n"
@@ -173,9 +182,11 @@ def _imports(text: str) -> Iterator[ast.ImportFrom]:
 
 def relative(module: str, text: str, first: dict[str, str]) -> tuple[str, list[str]]:
     """Return a source with imports of the other files of the folder, and the modules that it needs."""
-    lines, needed = text.splitlines(keepends=True), []
+    lines = text.splitlines(keepends=True)
+    needed = []
     for node in _imports(text):
-        written, names = [], []
+        written = []
+        names = []
         for alias in node.names:
             whole = f"{node.module}.{alias.name}"
             if not _source(whole).is_file():

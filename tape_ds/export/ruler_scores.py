@@ -32,7 +32,9 @@ def of_evaluation(result: Result, shown: Callable[[str], str]) -> str:
     """Return what ``tape-ds evaluate ruler`` found, as Markdown."""
     figures = result.figures
     named: dict[str, Mapping[str, Any]] = {"this model": figures}
-    form = "in the form of its chat template" if result.config.get("chat") else "as a text to continue"
+    form = "as a text to continue"
+    if result.config.get("chat"):
+        form = "in the form of its chat template"
     asked = _asked(named, result.config["samples"], figures["haystack"], shown, form)
     return f"{_table(named)}\n\n{asked}"
 

@@ -42,7 +42,8 @@ class Teacher:
     @torch.no_grad()
     def tokens(self, inputs: Mapping[str, Any]) -> TeacherTokens:
         """Return the teacher's output on a batch of :func:`tape_ds.data.order.collate`."""
-        ids_BT, documents_BT = inputs["input_ids"], inputs["document_ids"]
+        ids_BT = inputs["input_ids"]
+        documents_BT = inputs["document_ids"]
         places_BT, counts_BT = native_places(inputs["position_ids"], documents_BT, self.window)
         # attention is causal, so no token that counts sees one after the last that does
         seen = int(counts_BT.any(dim=0).nonzero().max()) + 1 if bool(counts_BT.any()) else 1

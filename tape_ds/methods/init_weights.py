@@ -24,7 +24,8 @@ def build(config: TapeConfig, seed: int, dtype: torch.dtype) -> TapeForCausalLM:
     """Return a new model in training mode, with parameters of this dtype; every rank must call it. Where
     TrainingArguments with ZeRO-3 exist, they are sharded as they are made."""
     config = copy.deepcopy(config)
-    with init.no_init_weights():  # the values come below; they would be drawn twice
+    # the values come below; they would be drawn twice
+    with init.no_init_weights():
         model = TapeForCausalLM._from_config(config, dtype=dtype)
     model.tie_weights()
     with torch.device("meta"):
@@ -34,7 +35,8 @@ def build(config: TapeConfig, seed: int, dtype: torch.dtype) -> TapeForCausalLM:
     draws = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
     draws = draws or not any(hasattr(parameter, "ds_id") for parameter in parameters.values())
     for path, part in _parts(blank):
-        names = [name for name, _ in part.named_parameters(prefix=path) if name in parameters]  # tied ones: the first
+        # tied ones: the first
+        names = [name for name, _ in part.named_parameters(prefix=path) if name in parameters]
         values = _draw(blank, path, part, seed) if draws and names else {}
         for name in names:
             with torch.no_grad(), deepspeed.zero.GatheredParameters([parameters[name]], modifier_rank=0):
@@ -59,8 +61,10 @@ def _draw(blank: TapeForCausalLM, path: str, part: nn.Module, seed: int) -> dict
         parameter.data = torch.full_like(parameter, torch.nan, dtype=torch.float32)
     modules = dict(drawn.named_modules(prefix=path))
     with torch.random.fork_rng(devices=[]):
-        for name in reversed(modules):  # children first, as transformers does it
-            own = hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8]  # a seed for each module
+        # children first, as transformers does it
+        for name in reversed(modules):
+            # a seed for each module
+            own = hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8]
             torch.default_generator.manual_seed(int.from_bytes(own, "little"))
             blank._init_weights(modules[name])
     values = {name: parameter.detach() for name, parameter in drawn.named_parameters(prefix=path)}

@@ -49,6 +49,7 @@ def use_liger(model: nn.Module) -> list[str]:
         return functional.liger_fused_linear_cross_entropy(hidden_ND, weight_VD, targets_N, **options)
 
     for head in heads:
-        head.fused_loss, head.fused_from = loss, FUSED_FROM
+        head.fused_loss = loss
+        head.fused_from = FUSED_FROM
     found = {"RMSNorm": norms, "SwiGLU": mlps, f"cross-entropy from {FUSED_FROM:,} tokens": heads}
     return [f"{name} ({len(modules)})" for name, modules in found.items() if modules]

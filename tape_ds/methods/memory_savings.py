@@ -55,11 +55,17 @@ class InputOffload(CheckpointHiddenStatesOffload):
 
         def pack(tensor: Tensor) -> Tensor | _Moved:
             # a parameter among a block's inputs is the engine's to place
-            tensor_id = None if isinstance(tensor, nn.Parameter) else self.offload_input(tensor)
-            return tensor if tensor_id is None else _Moved(self, tensor_id)
+            tensor_id = None
+            if not isinstance(tensor, nn.Parameter):
+                tensor_id = self.offload_input(tensor)
+            if tensor_id is None:
+                return tensor
+            return _Moved(self, tensor_id)
 
         def unpack(kept: Tensor | _Moved) -> Tensor:
-            return self.restore_input(kept.tensor_id) if isinstance(kept, _Moved) else kept
+            if isinstance(kept, _Moved):
+                return self.restore_input(kept.tensor_id)
+            return kept
 
         return saved_tensors_hooks(pack, unpack)
 
@@ -106,7 +112,9 @@ class MemorySavings:
         lines = [f"in {self.memory.mlp_tiles} tiles: {', '.join(self.tiled)}"] if self.tiled else []
         if self.recompute is not None:
             kept = ", selective" if self.recompute.selective else ""
-            offloaded = ", their inputs in the host's memory" if self.offload is not None else ""
+            offloaded = ""
+            if self.offload is not None:
+                offloaded = ", their inputs in the host's memory"
             lines.append(f"computed again in the backward: {self.recompute.blocks} blocks{kept}{offloaded}")
         return lines
 

@@ -54,7 +54,8 @@ def attach(model: PreTrainedModel, settings: Any) -> nn.Module:
             wrong = "no linear layer of this model"
             raise UserError(Problem("lora_targets", target, wrong, did_you_mean(target, names)))
     switches = groups.modules_by_switch(model)
-    groups.names(model, settings)  # refuses a group that is on but empty
+    # refuses a group that is on but empty
+    groups.names(model, settings)
     whole = [path for switch, modules in switches.items() if getattr(settings, switch) for path in modules]
     config = LoraConfig(
         task_type="CAUSAL_LM",
@@ -81,5 +82,6 @@ def assert_trainable(model: nn.Module, names: tuple[str, ...]) -> None:
     """Raise RuntimeError unless exactly ``names`` require gradients: a wrapper may have changed that."""
     found = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     if found != set(names):
-        extra, lost = sorted(found - set(names)), sorted(set(names) - found)
+        extra = sorted(found - set(names))
+        lost = sorted(set(names) - found)
         raise RuntimeError(f"trainable parameters changed: not meant to train {extra}, meant to train {lost}")

@@ -50,7 +50,8 @@ class Recompute:
 
     def run(self, block: Callable[..., Any], *inputs: Any) -> Any:
         """Return ``block(*inputs)``, recomputed in the backward."""
-        options: dict[str, Any] = {"use_reentrant": False}  # the reentrant form loses a position state's gradients
+        # the reentrant form loses a position state's gradients
+        options: dict[str, Any] = {"use_reentrant": False}
         if self.selective:
             options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, self._policy)
         with self.saving():

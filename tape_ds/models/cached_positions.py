@@ -41,7 +41,8 @@ def attach(k_BGTK: Tensor, positions_BTN: Tensor) -> Tensor:
 def extend(cache: Cache, k_BGTK: Tensor, v_BGTV: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
     """Append this call's keys and values to a layer's, and return all of them, [B, G, S, ...] each."""
     layer = cache.layers[layer_idx] if layer_idx < len(cache.layers) else None
-    if layer is not None and layer.is_initialized and layer.keys.dim() == 4:  # not quantised
+    # not quantised
+    if layer is not None and layer.is_initialized and layer.keys.dim() == 4:
         require_own(layer.keys, k_BGTK.shape[-1])
         require_own(layer.values, v_BGTV.shape[-1])
     return cache.update(k_BGTK, v_BGTV, layer_idx)
@@ -68,7 +69,8 @@ def keys_before(cache: Cache | None, layer_idx: int, offset: int | Tensor) -> Te
         if offset == 0 or keys.shape[2] < offset:
             return None
         keys = keys[:, :, :offset]
-    if cache.offloading:  # another stream brings them back to the device
+    # another stream brings them back to the device
+    if cache.offloading:
         torch.cuda.current_stream(keys.device).wait_stream(cache.prefetch_stream)
     return keys
 
@@ -80,7 +82,8 @@ def recall(cache: Cache | None, offset: int | Tensor, integers: int, head_dim: i
         return None
     if not isinstance(offset, Tensor) and offset == 0:
         return None
-    keys, added = keys_before(cache, 0, offset), columns(integers)
+    keys = keys_before(cache, 0, offset)
+    added = columns(integers)
     if keys is None:
         raise ValueError(
             f"a {type(cache.layers[0]).__name__} does not keep keys as they are, and this encoding's positions are "

@@ -63,7 +63,8 @@ def _compare(
             continue
         frequencies, factor = found
         columns = 2 * len(frequencies)
-        factor_follows = SCORE_SCALE in of_full(config.rope_parameters)  # from the new scaling
+        # from the new scaling
+        factor_follows = SCORE_SCALE in of_full(config.rope_parameters)
         if columns != head_size:
             wrong = f"{by_class} rotates {columns} columns of a head, and its config.json has {head_size}"
         elif not np.allclose(frequencies, wanted, rtol=ROUNDING, atol=0):

@@ -30,7 +30,8 @@ class TapeConfig(LlamaConfig):
     """
 
     model_type = "tape"
-    base_model_tp_plan = None  # heads exchange position states, see TapeForCausalLM.tensor_parallel_plan
+    # heads exchange position states, see TapeForCausalLM.tensor_parallel_plan
+    base_model_tp_plan = None
     base_model_pp_plan = None  # a block returns a position state too
     # transformers before 5.20 else makes one without arguments, and exported code may lack the default encoding
     has_no_defaults_at_init = True
@@ -44,11 +45,12 @@ class TapeConfig(LlamaConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
-        raise_if_any(sizes.problems(self))  # here, not in a ``validate_`` method: ``@strict`` wraps what those raise
+        # here, not in a ``validate_`` method: ``@strict`` wraps what those raise
+        raise_if_any(sizes.problems(sizes.Fields.of(self)))
 
     def validate_position(self) -> None:
         """Repeat the checks, as ``@strict`` does before saving."""
-        raise_if_any(sizes.problems(self))
+        raise_if_any(sizes.problems(sizes.Fields.of(self)))
 
     def validate_rope(self) -> None:
         """Skip transformers' check, which does not know ``ntk`` and ``yarn_revised``; ours includes it."""

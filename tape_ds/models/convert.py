@@ -25,10 +25,10 @@ from tape_ds import encodings
 from tape_ds.encodings import trained_rope
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models.configuration import TapeConfig
+from tape_ds.models.files.config_file import LLAMA, QWEN2, QWEN3, check_llama_shaped, plain_type
+from tape_ds.models.files.exact import fill, load_exact
 from tape_ds.models.hollow import is_hollow
 from tape_ds.models.llama import TapeForCausalLM
-from tape_ds.models.loading.config_file import LLAMA, QWEN2, QWEN3, check_llama_shaped, plain_type
-from tape_ds.models.loading.exact import fill, load_exact
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,8 @@ def to_plain(model: TapeForCausalLM) -> LlamaForCausalLM | Qwen2ForCausalLM | Qw
     known = set(kind.config_class.__dataclass_fields__) - _CLASS_FIELDS
     fields = {name: value for name, value in config.to_dict().items() if name in known}
     if config.qkv_bias and config.head_dim * config.num_attention_heads != config.hidden_size:
-        fields["head_dim"] = config.head_dim  # no field of Qwen2's, but its attention reads it
+        # no field of Qwen2's, but its attention reads it
+        fields["head_dim"] = config.head_dim
     with torch.device("meta"):
         plain = kind(kind.config_class(**fields | {"rope_parameters": rope_parameters}))
     plain = fill(plain, model.state_dict(), "state dict")
@@ -139,7 +140,8 @@ def cut_rows(model: TapeForCausalLM, rows: int, tokenizer: Any) -> TapeForCausal
             problems.append(Problem(f"config.{name}", given, f"not among the first {rows:,} rows", "keep its row"))
     raise_if_any(problems)
 
-    config, generation = copy.deepcopy(model.config), copy.deepcopy(model.generation_config)
+    config = copy.deepcopy(model.config)
+    generation = copy.deepcopy(model.generation_config)
     config.vocab_size = rows
     for each in (config, generation):
         if each is not None and each.pad_token_id is not None and each.pad_token_id >= rows:

@@ -34,9 +34,9 @@ from tape_ds.attention.document_layout import DocumentLayout
 from tape_ds.encodings.trained_rope import of_full
 from tape_ds.kernels.weighted_cross_entropy import weights_of
 from tape_ds.models.decoder_configuration import ATTENTION, SCORE_SCALE, with_rope
+from tape_ds.models.files.exact import load_exact
 from tape_ds.models.inputs import CACHE, Documents, past_length
 from tape_ds.models.language_model import LanguageModel
-from tape_ds.models.loading.exact import load_exact
 from tape_ds.models.output_head import OutputHead, causal_lm_loss
 from tape_ds.registration import register
 
@@ -67,7 +67,8 @@ class KeyPlaces:
             return self.layout
         if window not in self._within:
             skips_BT = F.pad((self.positions.diff(dim=1) >= window).cumsum(dim=1), (1, 0)).expand(sequences, -1)
-            ids_BT, none = skips_BT, not torch.compiler.is_compiling() and not bool(skips_BT.any())
+            ids_BT = skips_BT
+            none = not torch.compiler.is_compiling() and not bool(skips_BT.any())
             if self.layout is not None:
                 documents_BT = self.layout.ids_BS.long()
                 ids_BT = torch.where(documents_BT < 0, -1, documents_BT * skips_BT.shape[1] + skips_BT)
@@ -97,7 +98,8 @@ def places(
     layout = _layout.get()
     if isinstance(q_offset, Tensor) and not torch.compiler.is_compiling():
         q_offset = int(q_offset)  # a static cache counts on the device
-    if layout is _UNKNOWN:  # the decoder was called, not the whole model
+    # the decoder was called, not the whole model
+    if layout is _UNKNOWN:
         layout = Documents(attention_mask, None, None, None, None, None).layout(batch_size, q_length, q_offset)
     if layout is not None and kv_offset:
         layout = layout.cached(
@@ -127,7 +129,8 @@ def attention(
     if isinstance(attention_mask, Tensor):
         raise ValueError("ready-made masks are not supported: give attention_mask [batch, tokens], or document_ids")
     where = KeyPlaces(None, key.shape[2] - query.shape[2]) if attention_mask is None else attention_mask
-    window = sliding_window or where.window  # some families do not pass their layers the window
+    # some families do not pass their layers the window
+    window = sliding_window or where.window
     layout = where.layout if window is None else where.within(window, len(query))
     arguments: dict[str, Any] = {"layout": layout, "offset": where.offset, "scale": scaling}
     needs = {"window": window, "softcap": softcap, "sinks": s_aux}
@@ -149,7 +152,8 @@ for _backend in ("auto", *available()):
 def has_plain_head(model: Any) -> bool:
     """Return whether a model's logits are its output head's output: large ones would show a soft cap or a factor."""
     weight = model.get_input_embeddings().weight
-    width = model.get_output_embeddings().in_features  # a wrapper's configuration has none
+    # a wrapper's configuration has none
+    width = model.get_output_embeddings().in_features
     large_11D = torch.linspace(-99, 99, width, dtype=weight.dtype, device=weight.device)[None, None]
     return torch.equal(model.get_output_embeddings()(large_11D), logits_of(model, large_11D))
 
@@ -235,7 +239,8 @@ class ExtendedDecoder(LanguageModel, PreTrainedModel):
             weights_N = weights_of(given_N, plain_N, cap).masked_fill(targets_N == ignore_index, 0)
             return torch.stack(((weights_N * losses_N).sum(), plain_N.sum(), weights_N.sum()))
 
-        hidden_1MD, targets_M = hidden_BTD.flatten(0, 1)[None], targets.flatten()
+        hidden_1MD = hidden_BTD.flatten(0, 1)[None]
+        targets_M = targets.flatten()
         given_M = None if weights is None else weights.flatten()
         losses = []
         for at in range(0, len(targets_M), CHUNK):
@@ -250,9 +255,11 @@ class ExtendedDecoder(LanguageModel, PreTrainedModel):
             self._plain_head = has_plain_head(self)
         if self._plain_head:
             return self.get_output_embeddings()(hidden_BTD, targets=targets_BT, apart=True)
-        hidden_1MD, targets_M = hidden_BTD.flatten(0, 1)[None], targets_BT.flatten()
+        hidden_1MD = hidden_BTD.flatten(0, 1)[None]
+        targets_M = targets_BT.flatten()
         losses = []
-        for at in range(0, max(1, len(targets_M)), CHUNK):  # once without targets too: ZeRO-3 gathers the head together
+        # once without targets too: ZeRO-3 gathers the head together
+        for at in range(0, max(1, len(targets_M)), CHUNK):
             logits_NV = logits_of(self, hidden_1MD[:, at : at + CHUNK])[0].float()
             losses.append(F.cross_entropy(logits_NV, targets_M[at : at + CHUNK], reduction="none"))
         return torch.cat(losses).view_as(targets_BT)
@@ -343,7 +350,8 @@ def logits_of(model: Any, hidden_BTD: Tensor) -> Tensor:
 def load(source: str | Path, config: PreTrainedConfig, **arguments: Any) -> ExtendedDecoder:
     """Load a folder with ``config``; arguments go to ``from_pretrained``. Code in the folder is never run."""
     kind = class_of(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
-    if not str(config._attn_implementation).startswith(ATTENTION):  # no other attention sees documents
+    # no other attention sees documents
+    if not str(config._attn_implementation).startswith(ATTENTION):
         config._attn_implementation = ATTENTION
     model: ExtendedDecoder = load_exact(kind, source, config=config, **arguments)
     return model
@@ -378,7 +386,8 @@ def _apply_without_casts(self: nn.Module, function: Any, recurse: bool = True) -
 
 
 def on_meta(config: PreTrainedConfig) -> Any:
-    register()  # transformers' table has our own type of GPT-J only then
+    # transformers' table has our own type of GPT-J only then
+    register()
     with torch.device("meta"):
         return class_of(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])(config)
 

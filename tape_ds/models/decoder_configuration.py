@@ -46,8 +46,10 @@ def filled_in(config: PreTrainedConfig) -> PreTrainedConfig:
     keys and values; and Hunyuan's fixed base as plain RoPE."""
     if config.sub_configs:
         return config
-    fields = config.to_dict()  # the attribute may be refused: Gemma 4's differs between layers
-    heads, width = fields.get("num_attention_heads"), fields.get("hidden_size")
+    # the attribute may be refused: Gemma 4's differs between layers
+    fields = config.to_dict()
+    heads = fields.get("num_attention_heads")
+    width = fields.get("hidden_size")
     if fields.get("head_dim", heads) is None and heads and width:
         config.head_dim = width // heads
     if fields.get("num_key_value_heads", heads) is None and heads:
@@ -125,7 +127,8 @@ def changes_logits(native: PreTrainedConfig) -> bool:
 
 def needs(native: PreTrainedConfig) -> set[str]:
     """Return what the attention of a family needs beyond causal attention, by the argument of ``attend``."""
-    window, layers = getattr(native, "sliding_window", None), getattr(native, "layer_types", None)
+    window = getattr(native, "sliding_window", None)
+    layers = getattr(native, "layer_types", None)
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(native)]
     found = {
         "window": bool(window) and (not layers or "sliding_attention" in layers),
@@ -160,13 +163,16 @@ def configure(
     if rope_parameters is not None:
         config.rope_parameters = with_rope(native, rope_parameters)
     if max_position_embeddings is not None and not scaling.is_dynamic(rope_parameters or {}):
-        config.max_position_embeddings = max_position_embeddings  # which transformers' dynamic scaling counts from
+        # which transformers' dynamic scaling counts from
+        config.max_position_embeddings = max_position_embeddings
     return config
 
 
 def only_rope(native: PreTrainedConfig) -> str:
     """Return why a family takes no other encoding, for messages."""
-    window = f" with sliding_window = {getattr(native, 'sliding_window', None)}" if "window" in needs(native) else ""
+    window = ""
+    if "window" in needs(native):
+        window = f" with sliding_window = {getattr(native, 'sliding_window', None)}"
     return f"a {native.model_type}{window} is extended by its own class, whose positions are RoPE"
 
 
@@ -189,7 +195,9 @@ def with_rope(native: PreTrainedConfig, rope_parameters: Mapping[str, Any]) -> d
         if fits and isinstance(_accepted(native, trained_rope.extended(own, change, length)), dict):
             computed.append(other)
     wrong = f"transformers' {native.model_type} does not compute it: {found}"
-    remedy = f"rope_parameters.rope_type: {', '.join(computed)}" if computed else "rope_parameters: {}"
+    remedy = "rope_parameters: {}"
+    if computed:
+        remedy = f"rope_parameters.rope_type: {', '.join(computed)}"
     raise UserError(Problem("rope_parameters.rope_type", kind, wrong, remedy))
 
 
@@ -201,7 +209,8 @@ def _accepted(native: PreTrainedConfig, rope_parameters: Mapping[str, Any]) -> d
     reason = "no form of it"
     for form in _forms(native, rope_parameters):
         changed = form | {key: before[key] for key in _KEPT_KEYS if key in before}
-        if SCORE_SCALE in changed:  # transformers computes the factor of this scaling from it
+        # transformers computes the factor of this scaling from it
+        if SCORE_SCALE in changed:
             changed.pop("attention_factor", None)
         if changed == dict(before):
             return dict(own)
@@ -229,9 +238,12 @@ def _forms(native: PreTrainedConfig, rope_parameters: Mapping[str, Any]) -> list
     of_llama = scaling.as_llama(rope_parameters, base.head_size)
     own = native.rope_parameters
     if kind == "yarn" and FULL in own and rope_parameters.get("truncate", True) != own.get("truncate", True):
-        of_llama = None  # transformers passes over the truncate of one kind of layer
+        # transformers passes over the truncate of one kind of layer
+        of_llama = None
     longrope = scaling.as_longrope(rope_parameters, base.head_size, base.native_length)
-    return [longrope] if of_llama is None else [of_llama, longrope]
+    if of_llama is None:
+        return [longrope]
+    return [of_llama, longrope]
 
 
 def _unscaled(native: PreTrainedConfig) -> str:

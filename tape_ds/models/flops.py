@@ -72,19 +72,22 @@ def decoder_shape(config: PreTrainedConfig) -> DecoderShape:
     if key in _SHAPES:  # plan, memory and FLOPs ask again and again
         return _SHAPES[key]
     model = decoder.on_meta(config)
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    head = model.get_output_embeddings()
+    embedding = model.get_input_embeddings()
     routers = tuple(decoder.routers(model))
     experts_per_token = next((getattr(config, name) for name in _ACTIVE if getattr(config, name, None)), 1)
     counted: Counter[tuple[Any, str, tuple[int, int]]] = Counter()
     linear_maps: dict[str, bool] = {}
-    active, has_experts = float(head.weight.numel()), False
+    active = float(head.weight.numel())
+    has_experts = False
     for path, module in model.named_modules():
         above, _, name = path.rpartition(".")
         if isinstance(module, nn.Linear) and module is not head and not (routers and path.startswith(routers)):
             in_attention = bool(_ATTENTION.search(type(model.get_submodule(above)).__name__))
             linear_maps[name] = linear_maps.get(name, False) or in_attention
         for kind, parameter in module.named_parameters(recurse=False):
-            if module is head and parameter is embedding.weight:  # tied: counted there
+            # tied: counted there
+            if module is head and parameter is embedding.weight:
                 continue
             if parameter.ndim == 3 and _EXPERTS.search(type(module).__name__):
                 experts, rows, columns = parameter.shape
@@ -96,14 +99,20 @@ def decoder_shape(config: PreTrainedConfig) -> DecoderShape:
                 counted["linear", name, (columns, rows)] += 1
                 active += rows * columns
             else:
-                named = "embedding" if module is embedding else "head" if module is head else "norm"
+                named = "norm"
+                if module is embedding:
+                    named = "embedding"
+                elif module is head:
+                    named = "head"
                 counted[named, kind, (1, parameter.numel())] += 1
 
     inner = getattr(config, "moe_intermediate_size", None) or getattr(config, "intermediate_size", config.hidden_size)
     inner = (max(inner) if isinstance(inner, list) else inner) * (experts_per_token if has_experts else 1)
-    fields = config.to_dict()  # the attribute may be refused: Gemma 4's differs between layers
+    # the attribute may be refused: Gemma 4's differs between layers
+    fields = config.to_dict()
     head_size = fields.get("qk_head_dim") or fields.get("head_dim") or config.hidden_size // config.num_attention_heads
-    window, layers = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    window = getattr(config, "sliding_window", None)
+    layers = getattr(config, "layer_types", None)
     layers = layers or ["sliding_attention"] * config.num_hidden_layers
     _SHAPES[key] = DecoderShape(
         weights=tuple(Weights(*key, count) for key, count in counted.items()),

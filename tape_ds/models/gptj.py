@@ -48,7 +48,9 @@ class ScaledGPTJConfig(GPTJConfig):
 
     @property
     def intermediate_size(self) -> int:
-        return self.n_inner if self.n_inner is not None else 4 * self.n_embd
+        if self.n_inner is not None:
+            return self.n_inner
+        return 4 * self.n_embd
 
     def validate_rope(self) -> None:
         """Skip transformers' check, which does not know ``ntk`` and ``yarn_revised``."""
@@ -76,7 +78,8 @@ def with_rope(config: PreTrainedConfig) -> PreTrainedConfig:
 class RotaryAngles(nn.Module):
     def __init__(self, config: ScaledGPTJConfig):
         super().__init__()
-        assert config.rope_parameters is not None  # the configuration fills it in
+        # the configuration fills it in
+        assert config.rope_parameters is not None
         self.exact, self.attention_scaling = scaling.frequencies(config.rope_parameters, config.rotary_dim)
         self.inv_freq: Tensor
         # not torch.tensor, whose floats ZeRO-3's zero.Init rounds to the engine's dtype
@@ -90,7 +93,8 @@ class RotaryAngles(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RotaryAngles":
         super()._apply(fn, recurse)
-        self.inv_freq = torch.from_numpy(self.exact).to(self.inv_freq.device)  # moved, but rounded by no cast
+        # moved, but rounded by no cast
+        self.inv_freq = torch.from_numpy(self.exact).to(self.inv_freq.device)
         return self
 
 
@@ -148,7 +152,8 @@ class ScaledGPTJAttention(nn.Module):
 
 class ScaledGPTJBlock(GPTJBlock):
     def __init__(self, config: ScaledGPTJConfig, layer_idx: int):
-        super(GPTJBlock, self).__init__()  # its own would build the other attention
+        # its own would build the other attention
+        super(GPTJBlock, self).__init__()
         self.ln_1 = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
         self.attn = ScaledGPTJAttention(config, layer_idx)
         self.mlp = GPTJMLP(config.intermediate_size, config)
@@ -164,7 +169,8 @@ class ScaledGPTJPreTrainedModel(GPTJPreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, RotaryAngles):  # loading leaves its buffer empty
+        # loading leaves its buffer empty
+        if isinstance(module, RotaryAngles):
             module.inv_freq.copy_(torch.from_numpy(module.exact))
 
 

@@ -21,7 +21,8 @@ def hollow(on_meta: PreTrainedModel) -> PreTrainedModel:
     model.generation_config = on_meta.generation_config
     model.name_or_path = on_meta.name_or_path
     conversions = getattr(on_meta, "_weight_conversions", None)
-    if conversions is not None:  # how names in files differ from the model's
+    # how names in files differ from the model's
+    if conversions is not None:
         model._weight_conversions = conversions
     empty(model, torch.float32)
     return model.eval()

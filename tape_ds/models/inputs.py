@@ -33,7 +33,9 @@ def past_length(past_key_values: Cache | None) -> int | Tensor:
     place, and a length that changes the shapes would recompile at every token)."""
     length = past_key_values.get_seq_length() if past_key_values is not None else 0
     if isinstance(length, Tensor):
-        return length.clone() if torch.compiler.is_compiling() else int(length)
+        if torch.compiler.is_compiling():
+            return length.clone()
+        return int(length)
     return length
 
 
@@ -48,9 +50,11 @@ def local_embeddings(
     shared sequence's end, are 0: a weight's gradient is a sum over all sequences, and 0 times NaN is NaN."""
     if inputs_embeds is None:
         assert input_ids is not None
-        hidden_BTD, tokens = embedding(shards.mapped_tokens(input_ids, filling=0)), input_ids.shape[1]
+        hidden_BTD = embedding(shards.mapped_tokens(input_ids, filling=0))
+        tokens = input_ids.shape[1]
     else:
-        hidden_BTD, tokens = shards.local_tokens(inputs_embeds, filling=0), inputs_embeds.shape[1]
+        hidden_BTD = shards.local_tokens(inputs_embeds, filling=0)
+        tokens = inputs_embeds.shape[1]
     if layout is None or not (layout.may_pad or shards.splits_sequences):
         return hidden_BTD
     places = torch.arange(tokens, device=hidden_BTD.device) + layout.offset
@@ -93,10 +97,12 @@ class Documents(NamedTuple):
             return None
 
         if isinstance(offset, int):
-            ids = ids[:, : offset + tokens]  # without the unused end of a static cache
+            # without the unused end of a static cache
+            ids = ids[:, : offset + tokens]
         layout = layout_of_ids(ids.expand(sequences, -1), tokens, offset)
         if layout is not None and tokens > FEW_QUERIES and not torch.compiler.is_compiling():
-            _ = layout.packed  # now, so that no layer waits for the device
+            # now, so that no layer waits for the device
+            _ = layout.packed
         return layout
 
     def _check(self, sequences: int, tokens: int, offset: int | Tensor) -> None:
@@ -124,4 +130,6 @@ class Documents(NamedTuple):
 def resolve_backend(config: PreTrainedConfig) -> str:
     """Return the configured attention backend, or the environment's; transformers' "eager" means ``reference``."""
     backend = requested(config.attention_backend)
-    return "reference" if backend == "auto" and config._attn_implementation == "eager" else backend
+    if backend == "auto" and config._attn_implementation == "eager":
+        return "reference"
+    return backend

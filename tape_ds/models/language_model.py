@@ -184,4 +184,6 @@ class LanguageModel:
         if attention_mask is None or past is None:
             return attention_mask
         missing = past.get_max_length() - attention_mask.shape[-1]
-        return nn.functional.pad(attention_mask, (0, missing)) if missing > 0 else attention_mask
+        if missing > 0:
+            return nn.functional.pad(attention_mask, (0, missing))
+        return attention_mask

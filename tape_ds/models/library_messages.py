@@ -10,7 +10,8 @@ from transformers.utils import logging as transformers_logging
 @functools.cache
 def quieten_libraries() -> None:
     """Silence them in this process."""
-    transformers_logging.disable_progress_bar()  # of loading and saving: a log gets one line for each step of it
+    # of loading and saving: a log gets one line for each step of it
+    transformers_logging.disable_progress_bar()
     # peft asks for it by the name that transformers 5 deprecates
     warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*is deprecated", category=FutureWarning)
     # transformers counts accumulation steps itself: it gives accelerate 1, and DeepSpeed their number

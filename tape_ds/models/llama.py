@@ -32,12 +32,7 @@ from tape_ds.attention.shifted_groups import attend_in_groups, cut_ahead
 from tape_ds.encodings import base, log_scale, registry
 from tape_ds.models import cached_positions
 from tape_ds.models.configuration import TapeConfig
-from tape_ds.models.inputs import (
-    Documents,
-    local_embeddings,
-    past_length,
-    resolve_backend,
-)
+from tape_ds.models.inputs import Documents, local_embeddings, past_length, resolve_backend
 from tape_ds.models.language_model import LanguageModel
 from tape_ds.models.output_head import OutputHead
 from tape_ds.models.sharding import UNSHARED, SequenceSharding, Shards, shards_of
@@ -80,16 +75,22 @@ class BlockInputs(NamedTuple):
     def to(self, device: Any, non_blocking: bool = False) -> "BlockInputs":
         """Move the tensors. accelerate calls this on a block's arguments; it must move neither the encoding's layer,
         whose weights may be on disk, nor the cache."""
-        moved: dict[str, Any] = {
-            name: value.to(device, non_blocking=non_blocking)
-            for name, value in self._asdict().items()
-            if isinstance(value, Tensor | DocumentLayout)
-        }
+        moved: dict[str, Any] = {}
+        for name, value in self._asdict().items():
+            if isinstance(value, Tensor | DocumentLayout):
+                moved[name] = value.to(device, non_blocking=non_blocking)
         return self._replace(**moved)
 
 
 class TapeAttention(nn.Module):
-    """Projections, the encoding's rotation, the cache and one softmax over a value that may be wider than its key."""
+    """Projections, the encoding's rotation, the cache and one softmax over a value that may be wider than its key.
+
+    A head of keys and values serves H / G heads of queries that follow one another. With H = 8 and G = 2::
+
+        queries, H    0  1  2  3   4  5  6  7
+        keys, G       0            1
+        values, G     0            1
+    """
 
     q_norm: RMSNorm | None
     k_norm: RMSNorm | None
@@ -108,7 +109,8 @@ class TapeAttention(nn.Module):
         self.k_proj = nn.Linear(config.hidden_size, key_width, bias=biased)
         self.v_proj = nn.Linear(config.hidden_size, key_width, bias=biased)
         self.o_proj = nn.Linear(query_width, config.hidden_size, bias=config.attention_bias)
-        self.q_norm, self.k_norm = None, None
+        self.q_norm = None
+        self.k_norm = None
         if config.qk_norm:
             self.q_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps)
             self.k_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps)
@@ -118,19 +120,28 @@ class TapeAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return the output [B, T, D], the weights [B, H, T, S] (``reference`` backend without groups, else None) and
         the attended columns of :meth:`PositionLayer.carry` [B, H, T, C]."""
+        # the width of a projection is cut into heads: under tensor parallelism a process has some of them
         heads = (*x_BTD.shape[:2], -1, self.config.head_dim)
-        q_BTHK, k_BTGK, v_BTGK = (project(x_BTD).view(heads) for project in (self.q_proj, self.k_proj, self.v_proj))
+        q_BTHK = self.q_proj(x_BTD).view(heads)
+        k_BTGK = self.k_proj(x_BTD).view(heads)
+        v_BTGK = self.v_proj(x_BTD).view(heads)
         if self.q_norm is not None and self.k_norm is not None:
-            q_BTHK, k_BTGK = self.q_norm(q_BTHK), self.k_norm(k_BTGK)
-        q_BHTK, k_BGTK, v_BGTK = (x.transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGK))
+            q_BTHK = self.q_norm(q_BTHK)
+            k_BTGK = self.k_norm(k_BTGK)
+        q_BHTK = q_BTHK.transpose(1, 2)
+        k_BGTK = k_BTGK.transpose(1, 2)
+        v_BGTK = v_BTGK.transpose(1, 2)
 
+        # the encoding turns queries and keys, and may add columns to the values
         position = inputs.position
         observed = position.observe(x_BTD, inputs.heads)
         q_BHTK, k_BGTK = position.rotate(q_BHTK, k_BGTK, inputs.start, state, observed)
         if position.log_scaled and inputs.query_scale is not None:
             q_BHTK = position.scaled(q_BHTK, inputs.query_scale)
         carried_BGTC = position.carry(inputs.start, state, v_BGTK)
-        values = [v_BGTK] if carried_BGTC is None else [v_BGTK, carried_BGTC]  # kernels read the two without a copy
+        values = [v_BGTK]
+        if carried_BGTC is not None:
+            values.append(carried_BGTC)  # apart: kernels read the two without a copy
 
         out_BHTK, attended_BHTC, weights = self.attend(q_BHTK, k_BGTK, values, carried_BGTC, inputs)
         return self.o_proj(out_BHTK.transpose(1, 2).flatten(2)), weights, attended_BHTC
@@ -143,31 +154,46 @@ class TapeAttention(nn.Module):
         ``values`` are [B, G, T, K] and the carried columns, or one tensor of both. Whole sequences of some heads;
         sequence parallelism wraps this method, see :mod:`tape_ds.distributed.ulysses`.
         """
-        position, cache, width = inputs.position, inputs.cache, self.config.head_dim
+        position = inputs.position
+        cache = inputs.cache
+        width = self.config.head_dim
         grouped = self.training and self.group_tokens is not None
-        carried_BGSC = carried_BGTC
-        if len(values) > 1 and (cache is not None or grouped):  # which take one value
+        if len(values) > 1 and (cache is not None or grouped):
+            # a cache and groups take one value
             values = [torch.cat(values, dim=-1)]
 
-        key_width = k_BGTK.shape[-1]
+        # an encoding may make a key of all keys before it
         past_keys = functools.partial(cached_positions.keys_before, cache, self.layer_idx, inputs.offset)
         documents = None if inputs.layout is None else inputs.layout.ids_BS
         k_BGSK = position.accumulate(k_BGTK, past_keys, documents, inputs.offset)
+
+        # T -> S: what the cache has comes before this call's tokens
+        carried_BGSC = carried_BGTC
         if cache is not None:
             if inputs.positions_to_cache is not None and self.layer_idx == 0:
                 k_BGSK = cached_positions.attach(k_BGSK, inputs.positions_to_cache)
             k_BGSK, values[0] = cached_positions.extend(cache, k_BGSK, values[0], self.layer_idx)
-            k_BGSK = k_BGSK[..., :key_width]
-            carried_BGSC = None if carried_BGTC is None else values[0][..., width:]
-        pairs: Any = (inputs.query_positions, inputs.key_positions), (carried_BGTC, carried_BGSC)
-        positions, carried = (None if pair[0] is None else pair for pair in pairs)
+            # without the positions that were attached
+            k_BGSK = k_BGSK[..., : k_BGTK.shape[-1]]
+            if carried_BGTC is not None:
+                carried_BGSC = values[0][..., width:]
+
+        positions: Any = None
+        if inputs.query_positions is not None:
+            positions = (inputs.query_positions, inputs.key_positions)
+        carried: Any = None
+        if carried_BGTC is not None:
+            carried = (carried_BGTC, carried_BGSC)
         score_bias = position.score_bias(positions, carried, inputs.heads)
 
-        arguments: dict[str, Any] = {"layout": inputs.layout, "scale": width**-0.5}  # added columns do not count
-        backend, weights = resolve_backend(self.config), None
+        # the columns that an encoding adds to keys do not count in the scale
+        arguments: dict[str, Any] = {"layout": inputs.layout, "scale": width**-0.5}
+        backend = resolve_backend(self.config)
+        weights = None
         outs: tuple[Tensor, ...]
         if grouped:
-            if inputs.heads != base.EVERY_HEAD:  # a head's number decides which half it is in
+            # a head's number decides which half it is in
+            if inputs.heads != base.EVERY_HEAD:
                 raise ValueError(
                     "attention within groups needs every head in one process, and processes that share sequences share "
                     "heads: train without sequence or tensor parallelism, or without groups"
@@ -186,9 +212,12 @@ class TapeAttention(nn.Module):
             arguments |= {"offset": inputs.offset, "score_bias": score_bias, "backend": backend}
             outs = attend(q_BHTK, k_BGSK, values, **arguments)
 
-        if carried_BGTC is not None and len(outs) == 1:
+        if carried_BGTC is None:
+            return outs[0], None, weights
+        if len(outs) == 1:
+            # one value was attended: its first columns are the output
             outs = outs[0].split((width, outs[0].shape[-1] - width), dim=-1)
-        return outs[0], outs[1] if carried_BGTC is not None else None, weights
+        return outs[0], outs[1], weights
 
 
 class TapeDecoderLayer(GradientCheckpointingLayer):
@@ -307,29 +336,41 @@ class TapeModel(TapePreTrainedModel):
         given = input_ids if inputs_embeds is None else inputs_embeds
         assert given is not None
         tokens = given.shape[1]
-        past_key_values = cache if past_key_values is None else past_key_values
+
+        # the cache, and the processes that share these sequences
+        if past_key_values is None:
+            past_key_values = cache
         shards = shards_of(self, tokens, bool(use_cache) or past_key_values is not None)
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         offset = past_length(past_key_values)
+
+        # which tokens belong together
         packed = Documents(attention_mask, document_ids, seq_idx, cu_seq_lens_q, max_length_q, position_ids)
         layout = packed.layout(given.shape[0], tokens, offset)
         first: Any = self.layers[0]
         cut_ahead(layout, first.self_attn)
+
+        # positions, of this call and of the keys in the cache
         if position_ids is None:
             position_ids = torch.arange(tokens, device=given.device)[None] + offset
-        if cu_seq_lens_q is None and document_ids is None:  # else a collator did, without asking the device
+        if cu_seq_lens_q is None and document_ids is None:
+            # else a collator did, without asking the device
             position_ids = base.dedupe_positions(position_ids)
         remembers = self.encoding.remembers
         past_positions = cached_positions.recall(past_key_values, offset, remembers, self.config.head_dim)
-        context = base.TokenContext(input_ids, None if layout is None else layout.ids_BS, offset, past_positions)
+        documents = None if layout is None else layout.ids_BS
+        context = base.TokenContext(input_ids, documents, offset, past_positions)
         if self.encoding.draws:
             shards.agree_on_draws(given.device)
         positions_BTN = self.encoding.positions_for(position_ids, context)
-        embedding: Any = getattr(self, "embed_tokens", None)  # peft's Shadow removes it, and gives embeddings
+
+        # peft's Shadow removes the embedding, and gives embeddings
+        embedding: Any = getattr(self, "embed_tokens", None)
         hidden_BTD = local_embeddings(shards, embedding, input_ids, inputs_embeds, layout)
         hidden_BTD = self.encoding.embed(hidden_BTD, shards.local_tokens(positions_BTN))
 
+        # what the blocks share; a process may rotate other tokens than it updates
         start = self.encoding.start(shards.mapped_tokens(positions_BTN))
         update_start = start
         if start is not None and not shards.splits_sequences:
@@ -354,7 +395,10 @@ class TapeModel(TapePreTrainedModel):
             query_scale=query_scale,
             shards=shards,
         )
-        state, use_cache = None, past_key_values is not None
+
+        # the position state goes from block to block with the hidden states
+        state = None
+        use_cache = past_key_values is not None
         for layer in self.layers:
             hidden_BTD, state = layer(
                 hidden_BTD, state, inputs=inputs, past_key_values=past_key_values, use_cache=use_cache
@@ -385,10 +429,16 @@ def change_positions(model: "TapeForCausalLM", config: TapeConfig) -> nn.ModuleL
     """
     decoder: Any = model.model
     kept = nn.ModuleList([decoder.encoding, *(layer.position for layer in decoder.layers)])
-    others = [registry.build(config), *(registry.build_layer(config, index) for index in range(len(decoder.layers)))]
+    others: list[nn.Module] = [registry.build(config)]
+    for index in range(len(decoder.layers)):
+        others.append(registry.build_layer(config, index))
     borrowed = nn.ModuleList(others).train(decoder.training)
-    own, off = model.config, encodings.without_updates(model.config)
-    if any(encodings.same_parameters(config, each) for each in (own, off) if each is not None):
+
+    updates_off = encodings.without_updates(model.config)
+    fits = encodings.same_parameters(config, model.config)
+    if updates_off is not None and not fits:
+        fits = encodings.same_parameters(config, updates_off)
+    if fits:
         # The new modules use the parameters of the present ones: the modules that own them, and an engine's hooks with
         # them. peft keeps a module that it trains whole (`modules_to_save`) one step further in.
         present = {_SAVED_WHOLE.sub("", name): part for name, part in kept.named_modules()}

@@ -13,8 +13,8 @@ from transformers.modeling_utils import LoadStateDictConfig
 from tape_ds.errors import raise_if_any
 from tape_ds.models import hollow
 from tape_ds.models.file_tensors import FileTensor, file_tensors, made_together, reverted, tied_names
-from tape_ds.models.loading import exact
-from tape_ds.models.loading.tensor_rows import LoadedRows, StoredRows, TensorRows, pieces
+from tape_ds.models.files import exact
+from tape_ds.models.files.tensor_rows import LoadedRows, StoredRows, TensorRows, pieces
 
 
 class NotByTensorError(Exception):
@@ -76,7 +76,8 @@ class StoredWeights(ModelWeights):
         self._new = new
 
     def _tie(self, target: str, source: str, kept: set[str], new: set[str]) -> None:
-        if source in new and target in kept:  # a file may have either of the two
+        # a file may have either of the two
+        if source in new and target in kept:
             self._places[source] = target
             new.discard(source)
         if source in self._places:
@@ -95,7 +96,9 @@ class StoredWeights(ModelWeights):
 
     def unchanged(self, tensor: FileTensor) -> TensorRows | None:
         is_kept = tensor.parameters <= self._fused.keys() and tensor.name in self._kept
-        return self._stored if is_kept else None
+        if is_kept:
+            return self._stored
+        return None
 
     def rows(self, name: str, first: int = 0, last: int | None = None) -> Tensor:
         if name in self._places:
@@ -115,7 +118,8 @@ class StoredWeights(ModelWeights):
         while self._is_new(path.rpartition(".")[0]):
             path = path.rpartition(".")[0]
         module = copy.deepcopy(self._on_meta.get_submodule(path)).to_empty(device="cpu")
-        for part in reversed(list(module.modules())):  # children first, as transformers does it
+        # children first, as transformers does it
+        for part in reversed(list(module.modules())):
             self._on_meta._init_weights(part)
         owner, _, last = name.removeprefix(f"{path}.").rpartition(".")
         value: Tensor = getattr(module.get_submodule(owner), last).detach()
@@ -165,7 +169,9 @@ class ReplacedWeights(ModelWeights):
         self._names = set(replaced.names())
 
     def unchanged(self, tensor: FileTensor) -> TensorRows | None:
-        return None if tensor.parameters & self._names else self._base.unchanged(tensor)
+        if tensor.parameters & self._names:
+            return None
+        return self._base.unchanged(tensor)
 
     def rows(self, name: str, first: int = 0, last: int | None = None) -> Tensor:
         source = self._replaced if name in self._names else self._base

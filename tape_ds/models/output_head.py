@@ -67,7 +67,9 @@ class OutputHead(nn.Linear):
             return linear_kl(*self.operands(hidden.reshape(-1, hidden.shape[-1])), *teacher)
         if targets is None:
             own = super().forward(hidden)
-            return own if self.part is None else self.part.logits(own)
+            if self.part is None:
+                return own
+            return self.part.logits(own)
         targets_N = targets.reshape(-1)
         hidden_ND, weight_VD = self.operands(hidden.reshape(-1, hidden.shape[-1]))
         if apart:
@@ -188,7 +190,8 @@ def local_targets(
     """
     targets_BT = shifted(labels_BT, ignore_index) if shift_labels is None else shift_labels
     items = (targets_BT != ignore_index).sum() if num_items_in_batch is None else num_items_in_batch
-    own_BT = shards.local_tokens(targets_BT, filling=ignore_index).contiguous()  # transformers' loss takes a view of it
+    # transformers' loss takes a view of it
+    own_BT = shards.local_tokens(targets_BT, filling=ignore_index).contiguous()
     found = {"shift_labels": own_BT, "num_items_in_batch": items}
     if target_weights is not None:
         weights_BT = target_weights if shift_labels is not None else shifted(target_weights, 0)

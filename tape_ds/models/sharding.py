@@ -30,7 +30,9 @@ class Shards:
 
     def mapped_tokens(self, x: Tensor, filling: int | None = None) -> Tensor:
         """[B, T, ...] -> the tokens that this process's linear maps read."""
-        return self.local_tokens(x, filling) if self.splits_sequences else x
+        if self.splits_sequences:
+            return self.local_tokens(x, filling)
+        return x
 
     def agree_on_draws(self, device: torch.device) -> None:
         """Give all these processes the same state of torch's CPU generator."""

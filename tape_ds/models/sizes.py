@@ -3,17 +3,12 @@
 ``TapeConfig`` calls this too. It covers transformers' own checks of these fields in ``LlamaConfig``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, fields
+from typing import Any, Self
 
 from tape_ds import attention, encodings
 from tape_ds.errors import Problem, did_you_mean
-
-if TYPE_CHECKING:
-    from tape_ds.models.configuration import TapeConfig
 
 STATE_DTYPES = ("float32", "float16", "bfloat16")
 _COUNTS = (
@@ -52,8 +47,13 @@ class Fields:
     qkv_bias: bool = False
     attention_dropout: float | None = 0.0
 
+    @classmethod
+    def of(cls, config: Any) -> Self:
+        """Return these fields of a ``TapeConfig``."""
+        return cls(**{field.name: getattr(config, field.name) for field in fields(cls)})
 
-def problems(of: Fields | TapeConfig) -> list[Problem]:
+
+def problems(of: Fields) -> list[Problem]:
     given = {name: getattr(of, name) for name in _COUNTS}
     found = [
         Problem(name, value, "no whole number of 1 or more", "give 1 or more")
@@ -61,6 +61,7 @@ def problems(of: Fields | TapeConfig) -> list[Problem]:
         if type(value) is not int or value < 1
     ]
     if not found:
+        # frozen, and attributes of the encodings' protocol can be set
         config: Any = of
         found = encodings.problems_with(config)
         if of.hidden_size % of.num_attention_heads:

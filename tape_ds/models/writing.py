@@ -16,9 +16,9 @@ from tape_ds import storage
 from tape_ds.errors import raise_if_any
 from tape_ds.models import hollow, saving
 from tape_ds.models.file_tensors import FileTensor, file_tensors, made_together, reverted
-from tape_ds.models.loading import exact
-from tape_ds.models.loading.tensor_rows import LoadedRows, bytes_of, pieces
-from tape_ds.models.loading.weight_files import WHOLE
+from tape_ds.models.files import exact
+from tape_ds.models.files.tensor_rows import LoadedRows, bytes_of, pieces
+from tape_ds.models.files.weight_files import WHOLE
 from tape_ds.models.model_weights import ModelWeights
 
 _NAMES = {
@@ -57,7 +57,8 @@ def write(
         UserError: weights are not finite.
     """
     model = weights.model if model is None else model
-    hollow.empty(model, dtype)  # the configuration is saved with the dtype that the model has
+    # the configuration is saved with the dtype that the model has
+    hollow.empty(model, dtype)
     saving.save_settings(model, folder)
     tensors = {tensor.name: tensor for tensor in file_tensors(model)}
     forms = {each: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for each, tensor in tensors.items()}

@@ -32,14 +32,23 @@ class SavedTensor:
 
 def inside(job: Job) -> list[SavedTensor]:
     """Return the tensors that one block keeps without checkpointing, except its input and its position state."""
-    model, trained, element, ways = job.model, job.trained, job.element, job.layout.tensor
-    query, inner = model.query / ways * element, model.inner / ways * element
-    key = max(model.groups / ways, 1) * model.head_size * element  # with fewer key/value heads than ranks, each has one
-    hidden, wide, sums = model.hidden * element, model.carried / model.head_size, model.heads / ways * 4
-    tiled, positions = job.layout.mlp_tiles > 1, bool(model.state)
+    model = job.model
+    trained = job.trained
+    element = job.element
+    ways = job.layout.tensor
+    query = model.query / ways * element
+    inner = model.inner / ways * element
+    # with fewer key/value heads than ranks, each has one
+    key = max(model.groups / ways, 1) * model.head_size * element
+    hidden = model.hidden * element
+    wide = model.carried / model.head_size
+    sums = model.heads / ways * 4
+    tiled = job.layout.mlp_tiles > 1
+    positions = bool(model.state)
     exchanged = max(ways, job.layout.sequence) > 1
     turned = 1 + model.added / model.head_size
-    padded = 1.0 if job.gpu is None else turned  # a GPU's kernels take one width for queries, keys and values
+    # a GPU's kernels take one width for queries, keys and values
+    padded = 1.0 if job.gpu is None else turned
     found = [
         *_norm(job, "input norm"),
         SavedTensor("input of q, k, v", _reads(job, "q_proj", "k_proj", "v_proj") * hidden),
@@ -62,7 +71,8 @@ def inside(job: Job) -> list[SavedTensor]:
         SavedTensor("state of own heads", (ways > 1) * state_bytes(job, of_own_heads=True), carried=True),
         *(SavedTensor(f"inside the adapter of {name}", rank * element) for name, rank in trained.adapters),
     ]
-    if model.biased and job.gpu is None:  # in the kernel on a GPU; on a CPU a mask, half a sequence's held
+    # in the kernel on a GPU; on a CPU a mask, half a sequence's held
+    if model.biased and job.gpu is None:
         found.append(SavedTensor("bias", model.heads / ways * job.length / 2 * 4, selected=True, placed=True))
     if not tiled:
         found += [
@@ -70,7 +80,8 @@ def inside(job: Job) -> list[SavedTensor]:
             SavedTensor("activation of the gate", (not job.fused) * inner),
             SavedTensor("input of down", _reads(job, "down_proj") * inner),
         ]
-    if wide and job.gpu is not None and not job.wide_attention:  # one call for each half, whose outputs stay apart
+    # one call for each half, whose outputs stay apart
+    if wide and job.gpu is not None and not job.wide_attention:
         found.append(SavedTensor("sums of the second half", sums, selected=True, carried=True))
     return [each for each in found if each.bytes]
 
@@ -78,7 +89,8 @@ def inside(job: Job) -> list[SavedTensor]:
 def state_bytes(job: Job, *, of_own_heads: bool = False) -> float:
     """Return bytes per token of a rank's part of the position state: of its tokens, or (tensor parallelism) of its
     heads, with which it rotates the tokens of all."""
-    model, ways = job.model, job.layout.tensor
+    model = job.model
+    ways = job.layout.tensor
     share = max(1 / ways, 1 / model.groups) if of_own_heads else 1 / ways
     return model.state * share * (job.state_element or job.element)
 
@@ -124,11 +136,17 @@ class Activations:
 
 
 def count(job: Job) -> Activations:
-    layout, model, tokens, element = job.layout, job.model, job.tokens, job.element
-    ways, vocabulary = layout.tensor, job.model.vocabulary / job.layout.tensor
-    policy, recomputes = layout.checkpoint_layers, layout.recomputes
+    layout = job.layout
+    model = job.model
+    tokens = job.tokens
+    element = job.element
+    ways = layout.tensor
+    vocabulary = job.model.vocabulary / job.layout.tensor
+    policy = layout.checkpoint_layers
+    recomputes = layout.recomputes
     parts = inside(job)
-    plain = [each for each in parts if not each.placed and not each.carried]  # of a block without positions
+    # of a block without positions
+    plain = [each for each in parts if not each.placed and not each.carried]
 
     def size(tensors: list[SavedTensor], kept: bool = False) -> float:
         """Return bytes per token of all of them, or of those that are kept for the backward."""
@@ -181,7 +199,8 @@ class Reading:
 def reading(job: Job) -> Reading:
     """Count the short contexts that LongCE reads at a time: as many as have the tokens of a micro-batch, whole in a
     process although others may share its sequences."""
-    model, ways = job.model, job.layout.tensor
+    model = job.model
+    ways = job.layout.tensor
     tokens = job.layout.micro_batch * job.length
     parts = inside(job)
     columns = model.hidden * job.element + state_bytes(job) + sum(each.bytes for each in parts)

@@ -17,5 +17,6 @@ def merging(job: Job) -> float:
 def loading(job: Job) -> float:
     """Return the bytes of main memory of a process of ``evaluate`` or ``serve`` until the weights are on their
     device."""
-    added = job.trained_parameters if job.trained.adapters else 0  # adapters, and copies of what is trained whole
+    # adapters, and copies of what is trained whole
+    added = job.trained_parameters if job.trained.adapters else 0
     return merging(job) + (job.parameters - added) * job.element

@@ -48,7 +48,9 @@ sparsity); bf16, on V100 and T4 fp16. The first pattern that fits decides."""
 def peak_flops(cuda_name: str) -> float | None:
     """Return the dense 16-bit peak in FLOP/s of a GPU by its CUDA name; None where it is not known."""
     found = next((peak for pattern, peak in PEAKS.items() if re.search(pattern, cuda_name)), math.nan)
-    return None if math.isnan(found) else found
+    if math.isnan(found):
+        return None
+    return found
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,8 @@ _VOLTA = Rates(0.68, 0.3, 0.3, "sm_70")
 _AMPERE = Rates(0.72, 0.58, 0.58, "sm_80")
 _HOPPER = Rates(0.56, 0.53, 0.31, "sm_90")
 # No published training step fits either: Ada's are Ampere's, Blackwell's Hopper's.
-_ADA, _BLACKWELL = replace(_AMPERE, chip="sm_89"), replace(_HOPPER, chip="sm_100")
+_ADA = replace(_AMPERE, chip="sm_89")
+_BLACKWELL = replace(_HOPPER, chip="sm_100")
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,9 @@ def find(name: str) -> Gpu:
 def of_device(cuda_name: str, memory: float) -> Gpu | None:
     """Return the GPU of that CUDA name, with its real bytes; None if the planner does not know it."""
     found = next((gpu for gpu in GPUS.values() if re.search(gpu.cuda_name, cuda_name)), None)
-    return None if found is None else replace(found, memory=memory)
+    if found is None:
+        return None
+    return replace(found, memory=memory)
 
 
 def gpu_at_hand() -> Gpu | None:
@@ -148,4 +153,6 @@ def gpu_at_hand() -> Gpu | None:
         return None
     found = of_device(torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory)
     host = psutil.virtual_memory().total / torch.cuda.device_count()
-    return None if found is None else replace(found, host_memory=host, per_node=torch.cuda.device_count())
+    if found is None:
+        return None
+    return replace(found, host_memory=host, per_node=torch.cuda.device_count())

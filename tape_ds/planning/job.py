@@ -21,20 +21,25 @@ class Job:
     gpu: Gpu | None = None  # None: a CPU, whose time is not predicted
     steps: int = 0  # optimizer steps of the run; 0: unknown
     element: int = 2  # bytes of a number that the model computes with
-    state_element: int | None = None  # bytes of a number of the position state; None: as `element`
+    # bytes of a number of the position state; None: as `element`
+    state_element: int | None = None
     fused: bool = True
     """Norms and feed-forward by fused kernels (Liger's), as on a GPU; else by torch's operators."""
-    fused_norms: bool = False  # norms by torch's fused kernel, whatever computes the feed-forward
+    # norms by torch's fused kernel, whatever computes the feed-forward
+    fused_norms: bool = False
     wide_attention: bool = False
     """A wide value by one fused kernel (attention_backend: triton); else by one call of a library's kernel for
     each half."""
-    attention_span: float | None = None  # tokens that attention is computed over, where it is cut into groups
+    # tokens that attention is computed over, where it is cut into groups
+    attention_span: float | None = None
     documents: float | None = None
     """Documents of a sequence, of equal length, each attending to itself alone, in torch's call for packed sequences
     (``torch.nn.attention.varlen``). None: sequences have no borders."""
-    quantised: bool = False  # the frozen linear layers of blocks are held in 4 bits
+    # the frozen linear layers of blocks are held in 4 bits
+    quantised: bool = False
 
-    distilled: bool = False  # a whole untouched copy of the base is held as well
+    # a whole untouched copy of the base is held as well
+    distilled: bool = False
     short: tuple[int, int] | None = None
     """Tokens of LongCE's shortest short context and its stride: sequences are read again from later tokens on, without
     gradients. None: they are not."""
@@ -64,7 +69,9 @@ class Job:
     @property
     def attended(self) -> float:
         """Tokens that attention is computed over."""
-        return self.length / (self.documents or 1) if self.attention_span is None else self.attention_span
+        if self.attention_span is None:
+            return self.length / (self.documents or 1)
+        return self.attention_span
 
     @property
     def read_again(self) -> float:
@@ -72,13 +79,16 @@ class Job:
         if self.short is None or self.length <= self.short[0]:
             return 0.0
         short, stride = self.short
-        times = -(-(self.length - short) // stride) - 1  # the first targets have no longer context
+        # the first targets have no longer context
+        times = -(-(self.length - short) // stride) - 1
         return times * min(short + stride, self.length) / self.length
 
     @property
     def attention_calls(self) -> int:
         """Calls of attention in a layer's forward: one for each key width of the value, or one fused call."""
-        return 2 if self.model.carried and not self.wide_attention else 1
+        if self.model.carried and not self.wide_attention:
+            return 2
+        return 1
 
     @property
     def accumulation(self) -> int:
@@ -99,8 +109,10 @@ class Job:
 def possible(job: Job) -> bool:
     """Return whether a run can have this layout: numbers divide each other, and the combination is one that recipes
     allow (:mod:`tape_ds.config.scale` explains the refusals)."""
-    layout, model = job.layout, job.model
-    tensor, sequence = layout.tensor, layout.sequence
+    layout = job.layout
+    model = job.model
+    tensor = layout.tensor
+    sequence = layout.sequence
     if job.global_batch % (layout.micro_batch * layout.data):
         return False
     if any(model.heads % size or (model.groups % size and size % model.groups) for size in (tensor, sequence)):

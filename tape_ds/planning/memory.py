@@ -73,7 +73,8 @@ class Estimate:
 
 def estimate(job: Job, *, reserve: bool = True) -> Estimate:
     """Predict the memory of a job; without ``reserve``, the bytes of tensors alone."""
-    layout, element = job.layout, job.element
+    layout = job.layout
+    element = job.element
     trained = total(job.own, trained=True)
     found = activations.count(job)
     states, away = _states(job)
@@ -128,16 +129,22 @@ def estimate(job: Job, *, reserve: bool = True) -> Estimate:
 
 def _states(job: Job) -> tuple[dict[str, float], dict[str, float]]:
     """Return bytes that are allocated during the whole step, by part; and offloaded bytes, by place."""
-    layout, engine, element = job.layout, job.layout.engine, job.element
+    layout = job.layout
+    engine = job.layout.engine
+    element = job.element
     weight_element = element if layout.zero is not None else 4
     shared = total(job.own, trained=True) / layout.shards(1)
     everything = total(job.own)
-    weights, gathered, buckets = float(everything * weight_element), 0.0, 0.0
-    if job.quantised:  # the blocks' frozen linear layers, in NormalFloat whose scales are quantised too
+    weights = float(everything * weight_element)
+    gathered = 0.0
+    buckets = 0.0
+    # the blocks' frozen linear layers, in NormalFloat whose scales are quantised too
+    if job.quantised:
         linears = sum(each.total for each in job.own if each.kind == "linear")
         weights -= linears * (weight_element - FOUR_BIT_BYTES)
     if layout.zero is None and element < 4:
-        gathered = everything * element  # autocast's copies, kept for the backward
+        # autocast's copies, kept for the backward
+        gathered = everything * element
     if layout.zero == 3:
         small = sum(each.total for each in job.own if each.size < engine.persistence)
         live = min(everything - small, engine.max_live)

@@ -31,7 +31,8 @@ class Plan:
     @property
     def fits(self) -> bool:
         """Whether GPU and host have room; on a CPU there is no limit to compare with."""
-        gpu, found = self.job.gpu, self.memory
+        gpu = self.job.gpu
+        found = self.memory
         return gpu is None or (found.peak.total <= gpu.memory and found.host <= gpu.host_memory)
 
     def largest_parts(self, least: float) -> str:
@@ -43,10 +44,18 @@ class Plan:
         )
 
     def summary(self) -> str:
-        gpu, found = self.job.gpu, self.memory
-        where = "a process on a CPU" if gpu is None else f"a GPU of {gpu.memory / GIB:.1f} ({gpu.name})"
-        counted = "; activations as of a dense Llama of its sizes" * bool(self.job.model.counted)
-        host = f"; {found.host / GIB:.1f} of the host's for each" if found.host else ""
+        gpu = self.job.gpu
+        found = self.memory
+        if gpu is None:
+            where = "a process on a CPU"
+        else:
+            where = f"a GPU of {gpu.memory / GIB:.1f} ({gpu.name})"
+        host = ""
+        if found.host:
+            host = f"; {found.host / GIB:.1f} of the host's for each"
+        counted = ""
+        if self.job.model.counted:
+            counted = "; activations as of a dense Llama of its sizes"
         return (
             f"about {found.peak.total / GIB:.2f} GiB {where}, in the {found.peak.moment}: {self.largest_parts(0.01)}"
             f"{host} (predicted, without scoring{counted})"

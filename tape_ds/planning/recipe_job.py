@@ -25,8 +25,8 @@ from tape_ds.config.method import LLAMAS_MAPS, targets
 from tape_ds.config.recipe import Recipe
 from tape_ds.distributed.layout import Engine
 from tape_ds.errors import raise_if_any
+from tape_ds.models.files.config_file import TAPE
 from tape_ds.models.flops import decoder_shape
-from tape_ds.models.loading.config_file import TAPE
 from tape_ds.planning import hardware, search, shape
 from tape_ds.planning.hardware import Gpu
 from tape_ds.planning.job import Job
@@ -55,7 +55,8 @@ def job_of(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
 
     # transformers fills in values that the JSON leaves at "auto", and DeepSpeed those that it does not mention
     zero = deepspeed_config.lookup(recipe.deepspeed or {}, "zero_optimization") or {}
-    filled_in, left_out = Engine.zero_3(config.hidden_size), Engine(reduce_bucket=500_000_000)
+    filled_in = Engine.zero_3(config.hidden_size)
+    left_out = Engine(reduce_bucket=500_000_000)
     sizes = {}
     for field, name in {
         "reduce_bucket": "reduce_bucket_size",
@@ -78,16 +79,22 @@ def job_of(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
     span = None
     if method is not None and method.chosen.grouped:
         span = attention_span(recipe.window, method.group_tokens, config.num_attention_heads)
-    backend, sizes_of_model = recipe.model.attention_backend, shape.sizes(config)
+    backend = recipe.model.attention_backend
+    sizes_of_model = shape.sizes(config)
     if backend == "auto" and gpu is not None:  # as it will choose there
         width = sizes_of_model.head_size
         columns = width * (2 if sizes_of_model.carried else 1)
-        dtype = "bfloat16" if recipe.trainer_value("bf16") else "float16" if sixteen else "float32"
+        dtype = "float32"
+        if recipe.trainer_value("bf16"):
+            dtype = "bfloat16"
+        elif sixteen:
+            dtype = "float16"
         row = backends.measured(gpu.rates.chip, dtype, width, columns, has_borders, recipe.window)
         backend = backend if row is None else row.backend
     # a plan for GPUs is often made on another machine: one without a GPU cannot tell whether theirs will have Liger
     there = not torch.cuda.is_available() or importlib.util.find_spec("liger_kernel") is not None
-    liger, weighting = recipe.model.liger, recipe.weighting
+    liger = recipe.model.liger
+    weighting = recipe.weighting
     return Job(
         model=sizes_of_model,
         trained=trained,
@@ -116,7 +123,8 @@ def memory_line(recipe: Recipe, config: Config | None) -> str:
     if config is None:
         return "not known before the model's configuration or the tokenizer is at hand"
     plan = Plan(job_of(recipe, config, recipe.world_size, hardware.gpu_at_hand()))
-    gpu, command = plan.job.gpu, f"tape-ds plan {shlex.join(recipe.words)} --gpus {recipe.world_size}"
+    gpu = plan.job.gpu
+    command = f"tape-ds plan {shlex.join(recipe.words)} --gpus {recipe.world_size}"
     if gpu is None:
         return f"{plan.summary()}; of a GPU: {command} --gpu h100-80"
     if plan.fits:
@@ -136,14 +144,18 @@ def settle(recipe: Recipe, config: Config | None, gpu: Gpu | None) -> Recipe:
     known, ``gpu`` on a CPU, or for a GPU that the planner does not know."""
     cautious = _with(recipe, trainer.CAUTIOUS)
     if not recipe.open or not recipe.trains:
-        return cautious if recipe.open else recipe
+        if recipe.open:
+            return cautious
+        return recipe
     if (resumed := _resumed(recipe)) is not None:
         folder, values = resumed
         kept = _with(recipe, values)
         raise_if_any(list(kept.problems(set())))
         return _explained(kept, recipe, f"as {folder.name} was trained")
     if gpu is None or config is None:
-        lacking = "no GPU that the planner knows" if gpu is None else "no configuration of the model yet"
+        lacking = "no configuration of the model yet"
+        if gpu is None:
+            lacking = "no GPU that the planner knows"
         return _explained(cautious, recipe, f"the least memory: there is {lacking} to plan for")
     before = Plan(job_of(cautious, config, recipe.world_size, gpu))
     if before.job.model.counted:
@@ -160,7 +172,8 @@ def settle(recipe: Recipe, config: Config | None, gpu: Gpu | None) -> Recipe:
         }
         chosen = _with(recipe, values)
         if not list(chosen.problems(set())):
-            gain, spare = before.step.all / plan.step.all, (gpu.memory - plan.memory.peak.total) / GIB
+            gain = before.step.all / plan.step.all
+            spare = (gpu.memory - plan.memory.peak.total) / GIB
             speed = f"predicted {gain:.2f}x as fast as {_flags(cautious, recipe)}"
             return _explained(chosen, recipe, f"the fastest on {gpu.name} with {spare:.1f} GiB to spare; {speed}")
     return _explained(cautious, recipe, f"the least memory: no layout leaves {search.SPARE:.1%} of {gpu.name} free")
@@ -178,10 +191,12 @@ def _resumed(recipe: Recipe) -> tuple[Path, dict[str, Any]] | None:
     # values of a checkpoint that does not mention them
     unwritten = {"activation_checkpointing": False, "checkpoint_layers": 1, "per_device_train_batch_size": 1}
     for folder in folders:
-        with contextlib.suppress(OSError, ValueError):  # the resume itself reports it
+        # the resume itself reports it
+        with contextlib.suppress(OSError, ValueError):
             manifest = checkpoint.read(folder)
             stored = {name: manifest.identity.get(f"recipe.{name}", value) for name, value in unwritten.items()}
-            if stored["checkpoint_layers"] != "selective":  # older versions could recompute every n-th block
+            # older versions could recompute every n-th block
+            if stored["checkpoint_layers"] != "selective":
                 stored["checkpoint_layers"] = 1
             return folder, {"deepspeed": f"zero{manifest.stage}" if manifest.stage else None, **stored}
     return None
@@ -190,9 +205,12 @@ def _resumed(recipe: Recipe) -> tuple[Path, dict[str, Any]] | None:
 def _with(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
     """Return the recipe with ``values`` for what it leaves open; ``checkpoint_layers`` goes with its switch."""
     own = {name: values[name] for name in recipe.open}
-    engine, memory = recipe.deepspeed, recipe.memory
+    engine = recipe.deepspeed
+    memory = recipe.memory
     if "deepspeed" in own:
-        engine = deepspeed_config.read(own["deepspeed"], []) if own["deepspeed"] else None
+        engine = None
+        if own["deepspeed"]:
+            engine = deepspeed_config.read(own["deepspeed"], [])
     if "activation_checkpointing" in own:
         layers = memory.checkpoint_layers if "checkpoint_layers" in recipe.given else values.get("checkpoint_layers", 1)
         memory = memory.model_copy(update={"checkpoint_layers": layers if own["activation_checkpointing"] else 1})

@@ -36,11 +36,15 @@ class Work:
 
 
 def work(job: Job) -> Work:
-    model, layout, trained = job.model, job.layout, job.trained
-    trains, again = trained.anything, layout.recomputes
+    model = job.model
+    layout = job.layout
+    trained = job.trained
+    trains = trained.anything
+    again = layout.recomputes
     blocks = {name: 2.0 * model.layers * a * b for name, (a, b) in model.linears.items()}
     fixed, per_key = model.position_work
-    linear, head = sum(blocks.values()) + 2 * fixed, 2.0 * model.hidden * model.vocabulary
+    linear = sum(blocks.values()) + 2 * fixed
+    head = 2.0 * model.hidden * model.vocabulary
     own_weights = linear * trained.linears + 2 * sum(
         each.total for each in job.tensors if each.trained and each.kind in ("adapter", "position")
     )
@@ -48,17 +52,21 @@ def work(job: Job) -> Work:
     if layout.mlp_tiles > 1 and trains:
         products += sum(blocks[name] for name in FEED_FORWARD if name in blocks)
     products += head * (1 + trains * (1 + job.trains_head))
-    if job.read_again and job.short is not None:  # a forward of the blocks; the head reads a stretch of each
+    # a forward of the blocks; the head reads a stretch of each
+    if job.read_again and job.short is not None:
         targets = job.read_again * job.short[1] / sum(job.short)
         products += linear * job.read_again + head * targets
 
-    block, seen = model.query * job.attended, per_key * job.attended
-    calls = model.layers + (job.attention_calls - 1) * model.placed  # each half of a wide value has its own scores
+    block = model.query * job.attended
+    seen = per_key * job.attended
+    # each half of a wide value has its own scores
+    calls = model.layers + (job.attention_calls - 1) * model.placed
     # a GPU's kernels take one width for queries, keys and values
     products_of_heads = (calls + model.placed * model.added / model.head_size) * block
     extra = seen if job.attention_calls == 1 and not model.added else 0.0
     # scores, values; scores, dP, dV, dK, dQ
-    forward, backward = 2 * products_of_heads + extra, 5 * products_of_heads + 2 * extra
+    forward = 2 * products_of_heads + extra
+    backward = 5 * products_of_heads + 2 * extra
     if job.read_again and job.short is not None:
         seen_again = min(job.attended, sum(job.short)) / job.attended
         forward_again = forward * seen_again * job.read_again
@@ -107,9 +115,14 @@ class _Group:
 
 
 def traffic(job: Job, gpu: Gpu) -> list[Traffic]:
-    layout, model, times, element = job.layout, job.model, job.accumulation, job.element
-    trained, trains = total(job.own, trained=True), job.trained.anything
-    replicas, shared = _Group(gpu, layout.shards(), layout.tensor), _Group(gpu, layout.sequence, layout.tensor)
+    layout = job.layout
+    model = job.model
+    times = job.accumulation
+    element = job.element
+    trained = total(job.own, trained=True)
+    trains = job.trained.anything
+    replicas = _Group(gpu, layout.shards(), layout.tensor)
+    shared = _Group(gpu, layout.sequence, layout.tensor)
     pieces = _Group(gpu, layout.tensor)
     found = []
 
@@ -166,8 +179,11 @@ def memory_bound(job: Job) -> float:
     columns, 5 unfused). The backward makes twice as many, recomputation as many again. The position update makes 5
     passes over the state forward and 9 backward, and 2 to form ``e`` for the value. Value and state are not joined;
     where each has its own call, the gradients of queries and keys are summed (3 passes)."""
-    model, again, trains = job.model, job.layout.recomputes, job.trained.anything
-    hidden, inner = 10 if job.fused or job.fused_norms else 38, 3 if job.fused else 5
+    model = job.model
+    again = job.layout.recomputes
+    trains = job.trained.anything
+    hidden = 10 if job.fused or job.fused_norms else 38
+    inner = 3 if job.fused else 5
     columns = hidden * model.hidden + 2 * (model.query + model.key) + inner * model.inner
     added = model.placed * model.added / model.head_size * (model.query + model.key)
     passes = (model.layers * columns + added) * (1 + 2 * trains + again + job.read_again)
@@ -198,7 +214,8 @@ class Step:
 
 
 def step(job: Job, gpu: Gpu) -> Step:
-    found, tokens = work(job), job.accumulation * job.tokens
+    found = work(job)
+    tokens = job.accumulation * job.tokens
     rate = gpu.rates.attention if job.documents is None or job.wide_attention else gpu.rates.packed
     share = WIDE_KERNEL_SHARE if job.wide_attention and job.model.carried else 1.0
     linear = tokens * found.linear / job.layout.tensor / (gpu.peak * gpu.rates.linear)
@@ -207,7 +224,8 @@ def step(job: Job, gpu: Gpu) -> Step:
     places = {"none": gpu.bandwidth * MEMORY_SHARE, "cpu": HOST_BANDWIDTH, "nvme": NVME_BANDWIDTH}
     trained = total(job.own, trained=True) / job.layout.shards(1)
     optimizer = trained * STEP_BYTES / places[job.layout.offload_optimizer]
-    sent, hidden = traffic(job, gpu), 0.0
+    sent = traffic(job, gpu)
+    hidden = 0.0
     for overlap in {each.overlap for each in sent}:
         seconds = sum(each.seconds for each in sent if each.overlap == overlap)
         hidden += HIDDEN_SHARE * min(seconds, overlap * (linear + attention + bound))

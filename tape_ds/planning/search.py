@@ -78,7 +78,8 @@ def fastest(job: Job, open_fields: Collection[str]) -> list[Plan]:
     """Return the layouts that differ from a job's in these fields of its recipe alone and leave :data:`SPARE` of the
     GPU's memory free, the fastest first; none on a CPU. Among ties, the lowest stage first, then the smallest forward
     that keeps a GPU busy."""
-    layout, gpu = job.layout, job.gpu
+    layout = job.layout
+    gpu = job.gpu
     if gpu is None:
         return []
     engines = _engines(job) if "deepspeed" in open_fields else [{}]
@@ -100,7 +101,8 @@ def fastest(job: Job, open_fields: Collection[str]) -> list[Plan]:
 
     def order(plan: Plan) -> tuple[float, int, int, float]:
         tied = plan.step.all <= (1 + TIE) * least
-        stage, tokens = plan.job.layout.zero or 0, min(plan.job.tokens, BUSY)
+        stage = plan.job.layout.zero or 0
+        tokens = min(plan.job.tokens, BUSY)
         return 0.0 if tied else plan.step.all, stage, -tokens, plan.memory.peak.total
 
     return sorted(roomy, key=order)
@@ -112,7 +114,8 @@ def _powers(largest: int) -> list[int]:
 
 def refusal(plan: Plan) -> list[Problem]:
     """Return the problems of a run that needs more memory than its GPU or its host has; none on a CPU."""
-    job, found = plan.job, plan.memory
+    job = plan.job
+    found = plan.memory
     if job.gpu is None or plan.fits:
         return []
     ranked = search(job)
@@ -121,7 +124,9 @@ def refusal(plan: Plan) -> list[Problem]:
     if fitting:
         remedy = min(fitting, key=lambda each: len(each.changes(job.layout))).command_line(job.layout)
     else:
-        shorter = f"sequences of {longest:,} tokens" if longest else "a smaller model"
+        shorter = "a smaller model"
+        if longest:
+            shorter = f"sequences of {longest:,} tokens"
         remedy = f"nothing fits on {job.layout.world} of them: more GPUs, or {shorter}"
     problems = []
     for field, needed, there, words in (

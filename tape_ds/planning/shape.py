@@ -15,10 +15,10 @@ from tape_ds import encodings as positions
 from tape_ds.encodings import registry
 from tape_ds.errors import Problem, UserError, did_you_mean
 from tape_ds.models.configuration import TapeConfig
+from tape_ds.models.files import hub
+from tape_ds.models.files.config_file import TAPE
 from tape_ds.models.flops import Weights, decoder_shape
 from tape_ds.models.gptj import ScaledGPTJConfig
-from tape_ds.models.loading import hub
-from tape_ds.models.loading.config_file import TAPE
 from tape_ds.registration import register
 
 Config = TapeConfig | PreTrainedConfig
@@ -54,7 +54,8 @@ def published(name: str, **changes: Any) -> TapeConfig | PreTrainedConfig:
     """Return the configuration of a published model; ``changes`` (``position_encoding``, ...) to a Llama's."""
     name, _ = hub.split(name)
     if name == GPT_J:
-        register()  # a model's family is looked up in transformers' table
+        # a model's family is looked up in transformers' table
+        register()
         return ScaledGPTJConfig()
     if name not in LLAMAS:
         remedy = f"{did_you_mean(name, LLAMAS)}, or --model_config FILE"
@@ -159,7 +160,10 @@ class Sizes:
         """(columns, rows) of the linear layers of one block, by name."""
         if self.counted:
             return {each.name: each.shape for each in self.counted if each.kind == "linear"}
-        hidden, inner, query, key = self.hidden, self.inner, self.query, self.key
+        hidden = self.hidden
+        inner = self.inner
+        query = self.query
+        key = self.key
         attention = {"q_proj": (hidden, query), "k_proj": (hidden, key), "v_proj": (hidden, key)}
         gates = {"gate_proj": (hidden, inner), "up_proj": (hidden, inner)}
         return {**attention, "o_proj": (query, hidden), **gates, "down_proj": (inner, hidden)}
@@ -226,7 +230,8 @@ def tensors(model: Sizes, trained: TrainedShape, ways: int = 1) -> tuple[Tensors
     found: list[Tensors] = []
 
     def add(kind: Kind, size: int, count: int, split: bool = False) -> None:
-        if trained.adapters and on[kind]:  # peft trains a copy and keeps the frozen original
+        # peft trains a copy and keeps the frozen original
+        if trained.adapters and on[kind]:
             found.append(Tensors(kind, size, count, False, split))
         found.append(Tensors(kind, size, count, on[kind], split))
 
@@ -249,7 +254,8 @@ def tensors(model: Sizes, trained: TrainedShape, ways: int = 1) -> tuple[Tensors
         if weights.kind == "linear" and weights.name in ranks:
             found.append(Tensors("adapter", ranks[weights.name] * sum(weights.shape), weights.times, True, False))
     for name, rank in trained.adapters if not model.counted else ():
-        by_rows, (columns, rows) = name in CUT_BY_ROWS, model.linears[name]
+        by_rows = name in CUT_BY_ROWS
+        (columns, rows) = model.linears[name]
         found.append(Tensors("adapter", rank * columns, model.layers, True, split=by_rows))
         found.append(Tensors("adapter", rank * rows, model.layers, True, split=not by_rows))
     return tuple(replace(each, size=-(-each.size // ways)) if each.split else each for each in found)

@@ -88,7 +88,10 @@ class NonFinite:
                     print(f"{self.file.name} cannot be written, training continues: {why}", file=sys.stderr, flush=True)
                 self._warned = True
 
-        where = "some rank" if not ranks else f"rank{'s' if len(ranks) > 1 else ''} {', '.join(stretches(ranks))}"
+        if not ranks:
+            where = "some rank"
+        else:
+            where = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(stretches(ranks))}"
         what = f"a gradient on {where} is not finite"
         if kind == "loss":
             values = {"NaN" if math.isnan(losses[rank]) else "infinite" for rank in ranks}
@@ -97,11 +100,16 @@ class NonFinite:
         shown = stretches(numbers)
         if len(shown) > SHOWN:
             shown[SHOWN:] = [f"... ({len(numbers)} in all)"]
-        outcome = "step SKIPPED, weights unchanged" if skipped else "step NOT skipped, weights may be damaged"
+        outcome = "step NOT skipped, weights may be damaged"
+        if skipped:
+            outcome = "step SKIPPED, weights unchanged"
         counts = f"{self.total} so far, {self.in_a_row} in a row"
         message = f"step {step}: {what} (samples {', '.join(shown)}); {outcome} ({counts})"
         if self.limit and self.in_a_row >= self.limit:
-            listed = "" if self.file is None else f"; {self.file} lists the samples"
+            if self.file is None:
+                listed = ""
+            else:
+                listed = f"; {self.file} lists the samples"
             raise StoppedByGuard(
                 f"{message}\nstopped: {self.in_a_row} steps in a row were not finite (nonfinite_limit){listed}. "
                 "Resume an earlier checkpoint with a lower learning_rate or max_grad_norm (--resume_anyway), or look "
@@ -113,7 +121,8 @@ class NonFinite:
         return {"total": self.total, "in_a_row": self.in_a_row}
 
     def load_state(self, state: dict[str, int]) -> None:
-        self.total, self.in_a_row = state["total"], state["in_a_row"]
+        self.total = state["total"]
+        self.in_a_row = state["in_a_row"]
 
 
 def samples_of_step(step: int, rank: int, *, global_batch: int, micro_batch: int, world: int) -> list[int]:
@@ -149,7 +158,8 @@ def protect(optimizer: torch.optim.Optimizer) -> SkipCounter:
     For an optimizer with whole, reduced gradients: without an engine, under DDP, or DeepSpeed's stage 0 in fp32. Every
     rank then sees the same gradients, and all decide alike without communication. It reads the gradients once a step.
     """
-    while isinstance(optimizer, AcceleratedOptimizer):  # a wrapper without hooks
+    # a wrapper without hooks
+    while isinstance(optimizer, AcceleratedOptimizer):
         optimizer = optimizer.optimizer
     counter = SkipCounter()
 

@@ -80,14 +80,16 @@ def prepare(command: Sequence[str]) -> LaunchSpec:
     Raises:
         UserError: there is not exactly one launcher in it, its recipe cannot be read, or it would train nothing.
     """
-    from tape_ds.config import command_line, files, kinds  # `--help` does without
+    # `--help` does without
+    from tape_ds.config import command_line, files, kinds
 
     found = []
     for place, word in enumerate(command):
         path = PurePath(word)
         if path.suffix == ".py" and path.stem in COMMANDS:
             found.append((path.stem, list(command[place + 1 :])))
-    for place, (word, following) in enumerate(pairwise(command)):  # a folder or environment may have the name as well
+    # a folder or environment may have the name as well
+    for place, (word, following) in enumerate(pairwise(command)):
         if PurePath(word).name in ("tape-ds", "tape_ds") and following in TRAINING:
             found.append((TRAINING[following], split(command[place + 2 :])[1]))
             break
@@ -99,7 +101,8 @@ def prepare(command: Sequence[str]) -> LaunchSpec:
 
     launcher, arguments = found[0]
     problems = hostfile.check(command)
-    flags = command_line.read(arguments, problems)  # options of DeepSpeed's runner too, which decide nothing here
+    # options of DeepSpeed's runner too, which decide nothing here
+    flags = command_line.read(arguments, problems)
     name = (flags.pop("recipe", []) or [kinds.KINDS[launcher].DEFAULT])[-1]
     kind = kinds.taken(launcher, name)
     collected = files.read_recipe(name, kind.LAUNCHER, problems)
@@ -118,7 +121,8 @@ def prepare(command: Sequence[str]) -> LaunchSpec:
 
     resume = [field for field in _RESUME if fields.get(field) is not None]
     starts_anew = fields.get("start_anew") is True
-    first, again = [*command], [*command]
+    first = [*command]
+    again = [*command]
     if not resume and not starts_anew:
         first += ["--resume", "auto"]
     for field in resume or _RESUME[:1]:
@@ -153,7 +157,9 @@ class KeepAlive:
             UserError: another job uses the run's folder, or the command cannot be started.
         """
         raise_if_any(run_lock.refuse(self.spec.output))
-        command, in_vain, limit = self.spec.first, 0, self.patience.restarts
+        command = self.spec.first
+        in_vain = 0
+        limit = self.patience.restarts
         while self.request.reason is None:
             attempt = _Attempt(command, self.spec.output)
             code = self._follow(attempt)
@@ -170,14 +176,19 @@ class KeepAlive:
                 self.say(f"{ended}; {limit} restarts brought no newer checkpoint: giving up")
                 return max(attempt.code, 0) or ExitCode.FAILURE
             pause = min(self.patience.backoff * 2 ** max(in_vain - 1, 0), LONGEST_BACKOFF)
-            counted = f", restart {in_vain} of {limit} without a newer one" if in_vain else ""
+            counted = ""
+            if in_vain:
+                counted = f", restart {in_vain} of {limit} without a newer one"
             self.say(f"{ended}; restarting in {pause:g} s {self._from()}{counted}")
 
             # Also wait for ranks on other machines: they cannot be killed from here, and their locks would have the
             # restart refused. They exit when their connections break, or when their watchdog ends them.
-            until, announced = time.monotonic() + pause, False
+            until = time.monotonic() + pause
+            announced = False
             while self.request.reason is None:
-                living = run_lock.living(self.spec.output) if time.monotonic() >= until else None
+                living = None
+                if time.monotonic() >= until:
+                    living = run_lock.living(self.spec.output)
                 if living == []:
                     break
                 if living and not announced:
@@ -191,7 +202,8 @@ class KeepAlive:
 
     def _follow(self, attempt: "_Attempt") -> int | None:
         """Wait for an attempt's end, or end it on request; return the exit code, or None if another should follow."""
-        grace, say = self.patience.grace, self.say
+        grace = self.patience.grace
+        say = self.say
         try:
             while attempt.is_running() and self.request.reason is None:
                 time.sleep(_POLL_SECONDS)
@@ -216,7 +228,8 @@ class KeepAlive:
         stopped = run_folder.read(self.spec.output / run_folder.STOPPED)
         if stopped is not None and attempt.is_new(run_folder.STOPPED):
             # the step at which the run was stopped must have its checkpoint; before the first there need be none
-            step, reason = stopped.get("step"), stopped.get("reason")
+            step = stopped.get("step")
+            reason = stopped.get("reason")
             steps = [checkpoint.step_of(each) for each in checkpoint.committed(self.spec.output)]
             if step == 0 or step in steps:
                 say(f"the run was stopped ({reason}) and stays stopped; {resumes}")
@@ -230,14 +243,18 @@ class KeepAlive:
             say(f"stopped; {resumes}")
             return ExitCode.OK
         if attempt.code in (ExitCode.USER_ERROR, ExitCode.GUARD):
-            why = "a guard stopped the run" if attempt.code == ExitCode.GUARD else "it would fail again"
+            why = "it would fail again"
+            if attempt.code == ExitCode.GUARD:
+                why = "a guard stopped the run"
             say(f"exit code {attempt.code}, {why}: not restarted (see above)")
             return attempt.code
         return None
 
     def _from(self) -> str:
         newest = checkpoint.committed(self.spec.output)[-1:]
-        return f"from {newest[0].name}" if newest else "from the beginning: there is no checkpoint"
+        if newest:
+            return f"from {newest[0].name}"
+        return "from the beginning: there is no checkpoint"
 
 
 class _Attempt:
@@ -270,7 +287,10 @@ class _Attempt:
         code = self._process.poll()
         if code == ExitCode.FAILURE and (left := exit_codes.read(self._code_file)) is not None:
             return left
-        return -signal.SIGKILL if code is None else code  # None: it waits for a disk, and cannot be killed
+        # None: it waits for a disk, and cannot be killed
+        if code is None:
+            return -signal.SIGKILL
+        return code
 
     def is_new(self, marker: str) -> bool:
         return _stamp(self.output / marker) not in (None, self._markers[marker])
@@ -342,7 +362,8 @@ class _Attempt:
 
 
 def _send(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # it has just ended
+    # it has just ended
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 
 

@@ -23,14 +23,16 @@ from tape_ds.distributed import process_info
 from tape_ds.errors import Problem, UserError, redacted
 
 if TYPE_CHECKING:
-    from tape_ds.distributed.rank_sync import RankSync  # imports torch, which keep_alive does without
+    # imports torch, which keep_alive does without
+    from tape_ds.distributed.rank_sync import RankSync
 
 logger = logging.getLogger(__name__)
 
 WAIT_SECONDS = 1.0
 """How long :meth:`RunLock.acquire` waits: :func:`named` locks a file for a moment to look at it."""
 
-_LOOKS, _LOOK_SECONDS = 5, 0.4
+_LOOKS = 5
+_LOOK_SECONDS = 0.4
 """How often :func:`not_shared` looks for another machine's file; NFS may show it late."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _FILE = re.compile(r"rank-(\d+)")
@@ -64,7 +66,10 @@ class Holder:
         return self.host == socket.gethostname()
 
     def __str__(self) -> str:
-        process = "a process that is just starting" if self.pid is None else f"process {self.pid}"
+        if self.pid is None:
+            process = "a process that is just starting"
+        else:
+            process = f"process {self.pid}"
         return f"rank {self.rank}: {process} on {self.host or 'an unknown machine'}, since {self.started or 'now'}"
 
 
@@ -94,7 +99,8 @@ class RunLock:
                     raise UserError(refuse(self.output) or problem) from None
                 time.sleep(0.05)
             except OSError as error:
-                wrong, remedy = storage.explain(error, self.output), "make it writable, or name another folder"
+                wrong = storage.explain(error, self.output)
+                remedy = "make it writable, or name another folder"
                 raise UserError(Problem("output_dir", str(self.output), wrong, remedy)) from error
 
     def _attempt(self) -> None:

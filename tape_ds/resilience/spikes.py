@@ -12,7 +12,8 @@ PATIENCE = 8
 """Spikes in a row after which the level has changed."""
 TO_SIGMA = 1.4826
 """Standard deviation of a normal distribution divided by its median absolute deviation."""
-LEAST_SHARE, LEAST = 0.005, 1e-3
+LEAST_SHARE = 0.005
+LEAST = 1e-3
 """Lower bounds of the deviation: a share of the median, and nats. After a constant history every ripple would otherwise
 be a spike."""
 
@@ -31,7 +32,9 @@ class Spike:
 
     def __str__(self) -> str:
         text = f"the loss {self.value:.4g} is {self.sigmas:.1f} sigma above {self.median:.4g}, the median before it"
-        return f"{text}; the {PATIENCE}th in a row: later losses are compared with these" if self.new_level else text
+        if self.new_level:
+            return f"{text}; the {PATIENCE}th in a row: later losses are compared with these"
+        return text
 
 
 class SpikeDetector:

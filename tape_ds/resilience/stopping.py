@@ -47,6 +47,17 @@ _NAME = re.compile(r"(?=.*[A-Za-z0-9])[A-Za-z0-9._-]{1,64}")
 _WRITING_SECONDS = 0.2
 
 
+class Stopped(Exception):  # noqa: N818 - nothing went wrong
+    """Raised on all ranks together when a run ends before its last step because it was asked to; ``lost``: a disk kept
+    the checkpoint of these steps from being committed."""
+
+    def __init__(self, step: int, reason: str, *, lost: bool = False):
+        super().__init__(f"stopped at step {step}: {reason}")
+        self.step = step
+        self.reason = reason
+        self.lost = lost
+
+
 @dataclass
 class StopRequest:
     """Whether this process was asked to stop, and why."""
@@ -134,7 +145,9 @@ def launcher_option(name: str) -> str | None:
         for word, following in zip(words, [*words[1:], ""], strict=True):
             option, equals, value = word.partition("=")
             if option == name:
-                return value if equals else following
+                if equals:
+                    return value
+                return following
     return None
 
 
@@ -144,7 +157,9 @@ def _program(words: list[str]) -> str | None:
     Later words are arguments, and say nothing: ``tmux new -s tape-ds`` is no launcher.
     """
     if not words or not _PYTHON.fullmatch(words[0]):
-        return words[0] if words else None
+        if words:
+            return words[0]
+        return None
     rest = iter(words[1:])
     for word in rest:
         if word == "-c":
@@ -186,7 +201,8 @@ class TolerantStream:
 
 def tolerate_lost_terminal() -> None:
     """Let this process survive the loss of its terminal, or of the disk that its output goes to."""
-    logging.raiseExceptions = False  # else a handler prints a traceback for every line that it cannot write
+    # else a handler prints a traceback for every line that it cannot write
+    logging.raiseExceptions = False
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is not None and not isinstance(stream, TolerantStream):
@@ -199,7 +215,8 @@ def shield_worker(worker_id: int, init: Callable[[int], None] | None = None) -> 
     Signals often reach a whole process group: a worker that dies of one ends its rank before the rank has committed. So
     a worker ends only when its rank has ended, or when its rank terminates it. ``init`` is called afterwards.
     """
-    rank, parent = multiprocessing.parent_process(), os.getppid()
+    rank = multiprocessing.parent_process()
+    parent = os.getppid()
     if rank is not None:  # else a thread of the rank itself
 
         def exit_with_rank() -> None:
@@ -218,7 +235,8 @@ def shield_worker(worker_id: int, init: Callable[[int], None] | None = None) -> 
 def kill_children() -> None:
     """Kill data-loader workers and other ``multiprocessing`` children; for a process about to end."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise for each killed worker
+        # torch's handler would raise for each killed worker
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     children = multiprocessing.active_children()
     for child in children:
         child.kill()

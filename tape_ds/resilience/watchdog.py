@@ -57,19 +57,24 @@ def who_is_behind(rank: int, beats: Sequence[Beat | None]) -> str | None:
     behind = [number for number, place in enumerate(places) if place == min(places)]
     if len(behind) == len(beats):
         text = "all ranks are at the same place: a deadlock, a dead network, or work that takes longer than this"
-        return text if rank == 0 else None
+        if rank == 0:
+            return text
+        return None
     if rank in behind:
         return "the other ranks wait for this one"
     if any(number < rank and number not in behind for number in range(len(beats))):
         return None
     described = []
     for number in behind[:4]:
-        where, beat = "never seen", beats[number]
+        where = "never seen"
+        beat = beats[number]
         if beat is not None:
             ago = max(0.0, time.time() - beat.time)
             where = f"last seen in {beat.phase!r} of step {beat.step} {ago:.0f} s ago ({beat.process})"
         described.append(f"rank {number} is missing: {where}")
-    more = f"; {len(behind) - 4} more ranks are missing" if len(behind) > 4 else ""
+    more = ""
+    if len(behind) > 4:
+        more = f"; {len(behind) - 4} more ranks are missing"
     return "; ".join(described) + more
 
 
@@ -90,7 +95,10 @@ class Watchdog:
     def __init__(
         self, folder: Path, rank: int, world: int, seconds: float, *, work: Callable[[], int] = int, store: Any = None
     ):
-        self.folder, self.rank, self.world, self.seconds = folder, rank, world, seconds
+        self.folder = folder
+        self.rank = rank
+        self.world = world
+        self.seconds = seconds
         self._name = f"process {os.getpid()} on {socket.gethostname()}"
         self._tick = min(TICK, seconds / 5) if seconds else TICK
         self._work = work
@@ -112,7 +120,8 @@ class Watchdog:
     def __exit__(self, *_: Any) -> None:
         self._closed.set()
         for thread in self._threads:
-            thread.join(2 * TICK)  # one may wait for a store that is gone
+            # one may wait for a store that is gone
+            thread.join(2 * TICK)
 
     def beat(self, step: int, phase: str) -> None:
         """Record that this rank is about to do ``phase`` of ``step``; costs no communication.
@@ -123,16 +132,20 @@ class Watchdog:
         self._beat = Beat(step, notes, False, phase, time.time(), self._name)
 
     def _watch(self) -> None:
-        seen, stalled, last = None, 0.0, time.monotonic()
+        seen = None
+        stalled = 0.0
+        last = time.monotonic()
         while not self._closed.wait(self._tick):
             now = time.monotonic()
             # a process that was stopped (Ctrl-Z) was not stuck all that time
-            passed, last = min(now - last, 3 * self._tick), now
+            passed = min(now - last, 3 * self._tick)
+            last = now
             if self._alarm.is_set():
                 return self._end(stalled)
             progress = (self._beat, self._work(), self._job_work)
             if progress != seen:
-                seen, stalled = progress, 0.0
+                seen = progress
+                stalled = 0.0
                 continue
             stalled += passed
             if self.seconds and stalled >= self.seconds * LONGER.get(self._beat.phase, 1.0):
@@ -141,7 +154,10 @@ class Watchdog:
     def _publish(self) -> None:
         """Publish beats and listen for another rank's alarm, until the store is gone: then either the job is about to
         end, or the other thread notices."""
-        published, worked, wait = None, 0, 0.0  # the first beat is published at once
+        # the first beat is published at once
+        published = None
+        worked = 0
+        wait = 0.0
         with contextlib.suppress(RuntimeError, OSError, ValueError):
             while self.world > 1 and not self._closed.wait(wait):
                 wait = self._tick
@@ -153,7 +169,8 @@ class Watchdog:
                 if self._beat is not published:
                     published = self._beat
                     self._connection.set(f"rank-{self.rank}", json.dumps(published))
-                before, worked = worked, self._work()
+                before = worked
+                worked = self._work()
                 self._job_work = self._connection.add("work", int(worked > before))
                 if self._connection.check(["alarm"]):
                     self._alarm.set()
@@ -195,12 +212,15 @@ class Watchdog:
         if self.world > 1:
             reason = who_is_behind(self.rank, _within(2 * GRACE_SECONDS, confer) or [])
         if reason is not None:
-            who = f"watchdog on rank {self.rank}" if self.world > 1 else "watchdog"
+            who = "watchdog"
+            if self.world > 1:
+                who = f"watchdog on rank {self.rank}"
             # not through sys.stderr: a stuck thread may hold its lock. Then what was printed before
             with contextlib.suppress(OSError):
                 os.write(2, f"\n{who}: {head}; {reason}; stacks: {stacks}\n".encode())
             _within(1.0, sys.stdout.flush)
-        _within(2.0, lambda: self._meet("leaving", 1.0))  # the store ends with rank 0
+        # the store ends with rank 0
+        _within(2.0, lambda: self._meet("leaving", 1.0))
         os._exit(ExitCode.WATCHDOG)
 
     def _meet(self, where: str, seconds: float) -> None:
@@ -223,4 +243,6 @@ def _within(seconds: float, work: Callable[[], Any]) -> Any | None:
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(seconds)
-    return results[0] if results else None
+    if results:
+        return results[0]
+    return None

@@ -67,7 +67,8 @@ def judge(
         device = causal_lm.get_input_embeddings().weight.device
         with evaluating(causal_lm):
             hidden_BTD = decoder_of(causal_lm)(input_ids=ids_BT.to(device), use_cache=False).last_hidden_state
-            before_BT = answers_BT.roll(-1, dims=1)  # the token before an answer predicts it; the first is never one
+            # the token before an answer predicts it; the first is never one
+            before_BT = answers_BT.roll(-1, dims=1)
             logits_NV = head(hidden_BTD[before_BT.to(device)])
         correct_N = logits_NV.argmax(dim=-1).cpu() == ids_BT[answers_BT]
         return [sequence.tolist() for sequence in correct_N.split(answers_BT.sum(dim=1).tolist())]
@@ -95,7 +96,8 @@ class AnswerCount:
     @classmethod
     def of(cls, test: Test, judged: Sequence[Sequence[bool]]) -> "AnswerCount":
         """Count the answers of a test as :func:`judge` judged them."""
-        answers, correct = sum(map(len, judged)), sum(map(sum, judged))
+        answers = sum(map(len, judged))
+        correct = sum(map(sum, judged))
         return cls(test.size[0], test.kind, len(judged), answers, correct, test.task.chance)
 
     @property
@@ -105,7 +107,8 @@ class AnswerCount:
     @property
     def interval(self) -> tuple[float, float]:
         """Wilson's 95 % interval of the share, with the sequences as the sample: answers of one are not independent."""
-        share, square = self.share, Z * Z / self.rows
+        share = self.share
+        square = Z * Z / self.rows
         middle = (share + square / 2) / (1 + square)
         reach = Z * math.sqrt(share * (1 - share) / self.rows + square / (4 * self.rows)) / (1 + square)
         return middle - reach, middle + reach

@@ -56,7 +56,8 @@ def continue_prompts(
         eos_token_id=list(ends) or None,
         pad_token_id=0,  # after an end, where it is cut off
     )
-    own_config, causal_lm.generation_config = causal_lm.generation_config, GenerationConfig()
+    own_config = causal_lm.generation_config
+    causal_lm.generation_config = GenerationConfig()
     try:
         with evaluating(causal_lm):
             out_BT = causal_lm.generate(

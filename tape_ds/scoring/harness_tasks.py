@@ -50,7 +50,8 @@ class LoadedTasks:
         found = {}
         for name, task in sorted(self.tasks.items()):
             config = task.dump_config()
-            places = ("config_source", "tokenizer", "max_tokens")  # the documents depend on max_tokens
+            # the documents depend on max_tokens
+            places = ("config_source", "tokenizer", "max_tokens")
             metadata = config.get("metadata") or {}
             config["metadata"] = {key: each for key, each in metadata.items() if key not in places}
             described = json.dumps(config, sort_keys=True, default=handle_non_serializable)
@@ -95,7 +96,9 @@ def load(config: "EvaluatorConfig") -> LoadedTasks:
 def shots_of(task: Any, num_fewshot: int | None) -> int:
     """Return the number of examples before each question; ``num_fewshot`` does not reach tasks that are made for 0."""
     own: int | None = getattr(task.config, "num_fewshot", None)
-    return (own or 0) if own == 0 or num_fewshot is None else num_fewshot
+    if own == 0 or num_fewshot is None:
+        return own or 0
+    return num_fewshot
 
 
 def figures(results: Mapping[str, Any], cut: Mapping[str, int]) -> dict[str, Any]:
@@ -104,7 +107,9 @@ def figures(results: Mapping[str, Any], cut: Mapping[str, int]) -> dict[str, Any
     samples = {name: each["effective"] for name, each in results["n-samples"].items()}
 
     def leaves(name: str) -> set[str]:
-        return set().union(*map(leaves, subtasks[name])) if name in subtasks else {name}
+        if name in subtasks:
+            return set().union(*map(leaves, subtasks[name]))
+        return {name}
 
     tasks = {
         name: summarise(scores, results["n-shot"].get(name), samples[name])
@@ -126,7 +131,8 @@ def summarise(scores: Mapping[str, Any], shots: int | None, samples: int) -> dic
         metric, comma, used_filter = key.partition(",")
         if not comma or metric.endswith("_stderr") or not isinstance(value, (int, float)) or value == NOT_RUN:
             continue
-        error = scores.get(f"{metric}_stderr,{used_filter}")  # "N/A" without one
+        # "N/A" without one
+        error = scores.get(f"{metric}_stderr,{used_filter}")
         error = float(error) if isinstance(error, (int, float)) else None
         metrics[key] = {"value": value, "standard_error": error}
     preferred = [key for metric in PREFERRED for key in metrics if key.partition(",")[0] == metric]
@@ -137,7 +143,9 @@ def summarise(scores: Mapping[str, Any], shots: int | None, samples: int) -> dic
         metric, _, used_filter = main.partition(",")
         entry = {"metric": metric, **metrics[main]}
     entry |= {"shots": shots, "samples": samples, "metrics": metrics}
-    return entry if used_filter == "none" else {**entry, "filter": used_filter}
+    if used_filter == "none":
+        return entry
+    return {**entry, "filter": used_filter}
 
 
 def table(figures: Mapping[str, Any]) -> str:

@@ -68,7 +68,9 @@ def passkey_table(cells: Sequence[Mapping[str, Any]]) -> str:
     """Return found/asked by depth and length, with the sums of each length by both rules."""
     frame, _, counts = _grid(cells)
     rows = [[str(place), *row] for place, row in counts.iterrows()]
-    all_, ids, tokens = ["all"], ["all, by token ids"], ["prompt tokens, mean"]
+    all_ = ["all"]
+    ids = ["all, by token ids"]
+    tokens = ["prompt tokens, mean"]
     for _, column in frame.groupby("length"):
         trials = column["trials"].sum()
         all_.append(f"{column['correct'].sum()}/{trials}")
@@ -81,7 +83,8 @@ def passkey_table(cells: Sequence[Mapping[str, Any]]) -> str:
 def draw_passkeys(cells: Sequence[Mapping[str, Any]], path: Path, *, title: str, native_length: int | None) -> Path:
     """Draw the shares; a dashed line marks ``native_length``."""
     _, shares, counts = _grid(cells)
-    depths, lengths = list(counts.index), list(shares.columns)
+    depths = list(counts.index)
+    lengths = list(shares.columns)
     figure = Figure(figsize=(3.4 + 0.8 * len(lengths), 1.9 + 0.55 * len(depths)), layout="constrained")
     axes = figure.add_subplot()
     image = axes.imshow(shares, cmap=COLOURS, vmin=0, vmax=1, aspect="auto")
@@ -132,13 +135,16 @@ def generated_summary(figures: Mapping[str, Any]) -> str:
     first, second = figures["trained"]
     trained = f"{first}" if first == second else f"{first} and {second}"
     text = f"Exact match, trained to {trained}:\n\n{markdown_table(['mean over', 'right', 'cells'], lines)}"
-    return f"{text}\n\nOf this model: {figures['remark']}." if figures.get("remark") else text
+    if figures.get("remark"):
+        return f"{text}\n\nOf this model: {figures['remark']}."
+    return text
 
 
 def draw_generated(figures: Mapping[str, Any], path: Path, title: str) -> Path:
     """Draw the grid of arithmetic (the paper's Figures 2, 5, 6): the first operand upwards, the second to the right,
     trained lengths framed, cells without a sample grey."""
-    cells, sizes = figures["cells"], figures["sizes"]
+    cells = figures["cells"]
+    sizes = figures["sizes"]
     last = [max(cell[name] for cell in cells) for name in ("first", "second")]
     shares = [[math.nan] * last[1] for _ in range(last[0])]
     for cell in cells:

@@ -25,8 +25,9 @@ from tape_ds.attention.score_bias import ScoreBias
 from tape_ds.encodings.base import PositionLayer
 from tape_ds.errors import Problem, raise_if_any
 from tape_ds.models.configuration import TapeConfig
+from tape_ds.models.files import config_file
 from tape_ds.models.llama import BlockInputs, TapeForCausalLM
-from tape_ds.models.loading import config_file, extendable
+from tape_ds.models.loading import extendable
 from tape_ds.scoring.losses import evaluating
 
 WITH_WEIGHTS = "reference"
@@ -95,14 +96,17 @@ def inspect(
         raise ValueError(f"layers {list(layers)} of {len(decoder)}: inspect a model in evaluation mode, from layer 1")
     raise_if_any(check(model.config))
     config: Any = model.config
-    kept, config.attention_backend = config.attention_backend, WITH_WEIGHTS
+    kept = config.attention_backend
+    config.attention_backend = WITH_WEIGHTS
     try:
         with ExitStack() as hooks:
             for number in sorted(set(layers)):
                 for handle in _watch(decoder[number - 1], number, config, visit):
                     hooks.callback(handle.remove)
             ids_BT = ids_T.to(model.device)[None]
-            positions_BT = None if positions_T is None else positions_T.to(model.device)[None]
+            positions_BT = None
+            if positions_T is not None:
+                positions_BT = positions_T.to(model.device)[None]
             logits: Tensor = model(ids_BT, position_ids=positions_BT, use_cache=False).logits[0]
     finally:
         config.attention_backend = kept
@@ -128,7 +132,9 @@ def _positions(
     layer: PositionLayer, hidden_BTD: Tensor, state: Tensor | None, inputs: BlockInputs, config: TapeConfig
 ) -> PositionMap | None:
     """Ask the layer itself what it computes from this start and state: nothing else here depends on an encoding."""
-    start, groups, width = inputs.start, config.num_key_value_heads, config.head_dim
+    start = inputs.start
+    groups = config.num_key_value_heads
+    width = config.head_dim
     places: Any = inputs.query_positions, inputs.key_positions
     carried = layer.carry(start, state, hidden_BTD.new_zeros(1, groups, hidden_BTD.shape[1], width))
     bias = layer.score_bias(None if places[0] is None else places, None if carried is None else (carried, carried))

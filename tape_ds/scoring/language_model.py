@@ -24,7 +24,7 @@ from transformers import GenerationConfig
 from tape_ds.data.prompting import around, beginning
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import Problem, UserError
-from tape_ds.models.loading import exact
+from tape_ds.models.files import exact
 from tape_ds.scoring import CHUNK
 from tape_ds.scoring.generation import ends_of
 from tape_ds.scoring.models import FoundModel, check_tokens, used_at
@@ -56,7 +56,8 @@ class HarnessModel(huggingface.HFLM):
         if scaling in ("dynamic", "longrope") and str(batch_size) != "1":
             wrong = f"with {scaling} scaling a text's numbers would depend on the longest text of its batch"
             raise UserError(Problem("batch_size", batch_size, wrong, "leave it out, or give 1"))
-        logging.getLogger(huggingface.__name__).setLevel(logging.ERROR)  # it warns of every model that is an object
+        # it warns of every model that is an object
+        logging.getLogger(huggingface.__name__).setLevel(logging.ERROR)
         self._found = found
         model: Any = found.load()
         # a checkpoint's own settings may sample or forbid repetition: scores would depend on them
@@ -98,7 +99,8 @@ class HarnessModel(huggingface.HFLM):
     ) -> tuple[Tensor, Tensor]:
         """Return ids and mask of prompts, padded on the left; each is encoded by :meth:`tok_encode`."""
         rows = [self.tok_encode(string)[-(left_truncate_len or self.max_length) :] for string in strings]
-        width, pad = max(map(len, rows)), self.tokenizer.pad_token_id
+        width = max(map(len, rows))
+        pad = self.tokenizer.pad_token_id
         ids_BT = torch.tensor([[pad] * (width - len(row)) + row for row in rows])
         mask_BT = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
         return ids_BT, mask_BT
@@ -153,13 +155,16 @@ class HarnessModel(huggingface.HFLM):
         problems = [problem for name, each in by_task.items() for problem in self._check(name, each)]
         if problems:
             error = UserError(problems)
-            error.on_one_rank = True  # each process measures its own share
+            # each process measures its own share
+            error.on_one_rank = True
             raise error
 
     def _check(self, task: str, requests: Sequence[Instance]) -> list[Problem]:
-        longest, longest_answer = 0, 0
+        longest = 0
+        longest_answer = 0
         for request in requests:
-            if request.request_type == "loglikelihood_rolling":  # read in windows that fit
+            # read in windows that fit
+            if request.request_type == "loglikelihood_rolling":
                 ids = self.tok_encode(request.args[0])
                 if beyond := check_tokens("--tasks", ids, self._found):
                     return [replace(problem, value=task) for problem in beyond]
@@ -178,14 +183,17 @@ class HarnessModel(huggingface.HFLM):
             elif not request.args[1]:
                 return [Problem("--tasks", task, "it asks for the likelihood of an empty answer", "leave it out")]
             else:
-                prompt, target = [self.prefix_token_id], self.tok_encode(request.args[1], add_special_tokens=False)
+                prompt = [self.prefix_token_id]
+                target = self.tok_encode(request.args[1], add_special_tokens=False)
                 if request.args[0]:
                     prompt, target = self._encode_pair(*request.args)
-                answer = len(target) - 1  # the last token is predicted, not read
+                # the last token is predicted, not read
+                answer = len(target) - 1
                 tokens = len(prompt) + answer
             if beyond := check_tokens("--tasks", [*prompt, *target], self._found):
                 return [replace(problem, value=task) for problem in beyond]
-            longest, longest_answer = max(longest, tokens), max(longest_answer, answer)
+            longest = max(longest, tokens)
+            longest_answer = max(longest_answer, answer)
             cut = max(0, tokens - self.max_length) + (request.doc.get("cut_tokens") or 0)
             self.cut["requests"] += cut > 0
             self.cut["tokens"] += cut
@@ -235,7 +243,9 @@ class HarnessModel(huggingface.HFLM):
 
     def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
         found = self._ranks.objects(obj)
-        return found if self.rank == dst else None
+        if self.rank == dst:
+            return found
+        return None
 
     def barrier(self) -> None:
         self._ranks.objects(None)

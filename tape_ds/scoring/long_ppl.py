@@ -127,7 +127,9 @@ def pooled(parts: Iterable[LongLoss]) -> dict[str, Any]:
     keys = sum(part.key_tokens for part in listed)
     targets = sum(part.targets for part in listed)
     nll = math.fsum(part.nll for part in listed) / targets
-    key_nll = math.fsum(part.key_nll for part in listed) / keys if keys else None
+    key_nll = None
+    if keys:
+        key_nll = math.fsum(part.key_nll for part in listed) / keys
     return {
         "long_ppl": None if key_nll is None else losses.exp(key_nll),
         "key_nll": key_nll,

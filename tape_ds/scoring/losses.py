@@ -60,7 +60,9 @@ def head_of(causal_lm: Any) -> Callable[[Tensor], Tensor]:
     except TypeError:  # the source of its forward is not available
         return head
     # e.g. scaled or capped logits
-    return head if plain else lambda hidden_ND: logits_of(causal_lm, hidden_ND[None])[0]
+    if plain:
+        return head
+    return lambda hidden_ND: logits_of(causal_lm, hidden_ND[None])[0]
 
 
 def decoder_of(causal_lm: Any) -> Any:
@@ -106,15 +108,18 @@ def target_losses(
         raise ValueError(f"first = {first}: 1 to {tokens - 1}, since a target needs a token before it")
     causal_lm = bare(model)
     head = head_of(causal_lm)
-    lowest, highest = int(input_ids_BT.min()), int(input_ids_BT.max())
-    rows = causal_lm.config.get_text_config(decoder=True).vocab_size  # a wrapper with pictures has none itself
+    lowest = int(input_ids_BT.min())
+    highest = int(input_ids_BT.max())
+    # a wrapper with pictures has none itself
+    rows = causal_lm.config.get_text_config(decoder=True).vocab_size
     if not 0 <= lowest <= highest < rows:
         raise ValueError(f"token ids {lowest} .. {highest} leave the vocabulary of {rows}")
 
     ids_BT = input_ids_BT.to(causal_lm.get_input_embeddings().weight.device)
     with evaluating(causal_lm):
         hidden_BTD = decoder_of(causal_lm)(input_ids=ids_BT, use_cache=False).last_hidden_state
-        hidden_MD = hidden_BTD[:, first - 1 : -1].flatten(0, 1)  # M = B N
+        # M = B N
+        hidden_MD = hidden_BTD[:, first - 1 : -1].flatten(0, 1)
         targets_M = ids_BT[:, first:].flatten()
         # Allocated once: small results left between the chunks' logits would keep the allocator from reusing their
         # memory, and the peak would grow with the length after all.
@@ -143,10 +148,12 @@ def score_spans(model: nn.Module, input_ids_1T: Tensor, span: int, chunk: int = 
         raise ValueError(f"span = {span}, chunk = {chunk}: span must be 2 or more, chunk 1 or more")
     losses_1N, _ = target_losses(model, input_ids_1T, chunk=chunk)
     losses_N = losses_1N[0]
-    nll, counts = [], []
+    nll = []
+    counts = []
     starts = range(0, len(losses_N) + 1, span)
     for start in starts:
-        within = losses_N[max(0, start - 1) : start + span - 1]  # target t is entry t - 1
+        # target t is entry t - 1
+        within = losses_N[max(0, start - 1) : start + span - 1]
         counts.append(len(within))
         nll.append(float(within.mean()))
     return SpanLosses(span, tuple(starts), tuple(nll), tuple(counts))
@@ -176,7 +183,10 @@ class Perplexity:
 
 
 def exp(nll: float) -> float:
-    return math.exp(nll) if not nll > 700 else math.inf  # beyond a float
+    # beyond a float
+    if not nll > 700:
+        return math.exp(nll)
+    return math.inf
 
 
 def score_blocks(model: nn.Module, documents_1T: Sequence[Tensor], length: int, *, each: Each = in_turn) -> Perplexity:
@@ -250,4 +260,6 @@ def score_windows(
 def sequence(ids: np.ndarray, window: Window, begin: int | None) -> Tensor:
     """Return a window's tokens, int64 [T], after ``begin``."""
     own = torch.from_numpy(ids[window.start : window.end].astype(np.int64))
-    return own if begin is None else torch.cat([own.new_tensor([begin]), own])
+    if begin is None:
+        return own
+    return torch.cat([own.new_tensor([begin]), own])

@@ -27,11 +27,12 @@ from tape_ds.data import tokenizer as tokenizers
 from tape_ds.errors import Problem, UserError, collecting, is_main_process, raise_if_any
 from tape_ds.models import saving
 from tape_ds.models.configuration import TapeConfig
+from tape_ds.models.files import config_file, exact, weight_files
+from tape_ds.models.files.library_errors import READ_AGAIN, RUN_CODE, as_message
+from tape_ds.models.files.weight_files import ADAPTER_CONFIG
 from tape_ds.models.library_messages import quieten_libraries
 from tape_ds.models.llama import TapeForCausalLM, change_positions, evaluated_at
-from tape_ds.models.loading import config_file, exact, extendable, model_folder, weight_files
-from tape_ds.models.loading.library_errors import READ_AGAIN, RUN_CODE, as_message
-from tape_ds.models.loading.weight_files import ADAPTER_CONFIG
+from tape_ds.models.loading import extendable, model_folder
 from tape_ds.registration import TYPES
 from tape_ds.run_folder import TRAINED
 
@@ -44,7 +45,8 @@ class LoadOptions(NamedTuple):
     tokenizer: str | None  # None: the model's own
     dtype: torch.dtype | None  # None: of the stored weights
     device: torch.device
-    trust_remote_code: bool  # whether code that came with the model or the tokenizer may run
+    # whether code that came with the model or the tokenizer may run
+    trust_remote_code: bool
     base_anyway: bool  # see trained.find_base
 
 
@@ -75,8 +77,10 @@ class FoundModel:
     def load(self) -> PreTrainedModel:
         """Return the whole model in its dtype on its device, in evaluation mode."""
         model = self.whole.fill(self.dtype)
-        if getattr(model.config, "quantization_config", None) is None:  # packed weights cannot be cast
-            for parameter in model.parameters():  # the module's own cast would round the rotary frequencies, too
+        # packed weights cannot be cast
+        if getattr(model.config, "quantization_config", None) is None:
+            # the module's own cast would round the rotary frequencies, too
+            for parameter in model.parameters():
                 parameter.data = parameter.data.to(self.dtype)
         if self.changed is not None:
             own: Any = model
@@ -130,7 +134,9 @@ class FoundModel:
     def position_limit(self) -> int | None:
         """Tokens of the table of learned positions; None: no limit."""
         rotary = getattr(self.config.get_text_config(), "rope_parameters", None) is not None
-        return None if rotary or self.config.model_type in TYPES else self.known_length
+        if rotary or self.config.model_type in TYPES:
+            return None
+        return self.known_length
 
     def digest(self) -> str:
         """Return the SHA-256 of its files, of code that may run included."""
@@ -162,7 +168,9 @@ class FoundModel:
 def used_at(model: PreTrainedModel, length: int) -> AbstractContextManager[None]:
     """Let ``model`` compute as its encoding does for texts of ``length`` tokens; see
     :func:`tape_ds.models.llama.evaluated_at`. Models of others compute the same at every length."""
-    return evaluated_at(model, length) if isinstance(model, TapeForCausalLM) else nullcontext()
+    if isinstance(model, TapeForCausalLM):
+        return evaluated_at(model, length)
+    return nullcontext()
 
 
 def check_lengths(name: str, lengths: Sequence[int], model: FoundModel) -> list[Problem]:
@@ -191,7 +199,8 @@ def find(options: argparse.Namespace, problems: Sequence[Problem] = ()) -> Found
     quieten_libraries()
     problems = [*problems]
     name_or_path: str = options.model
-    place, gpus = torch.device("cpu"), torch.cuda.device_count()
+    place = torch.device("cpu")
+    gpus = torch.cuda.device_count()
     try:
         if options.device != "auto":
             place = torch.device(options.device)
@@ -205,13 +214,18 @@ def find(options: argparse.Namespace, problems: Sequence[Problem] = ()) -> Found
 
     found: FoundModel | None = None
     with collecting(problems):
-        dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
+        dtype = None
+        if options.dtype != "auto":
+            dtype = getattr(torch, options.dtype)
         chosen = LoadOptions(options.tokenizer, dtype, place, options.trust_remote_code, options.base_anyway)
         found = _find(name_or_path, chosen)
-        changed, asked = found.config if isinstance(found.config, TapeConfig) else None, {}
+        changed = found.config if isinstance(found.config, TapeConfig) else None
+        asked = {}
         if options.position_updates == "off":
             asked["position_updates"] = "off"
-            without = None if changed is None else encodings.without_updates(changed)
+            without = None
+            if changed is not None:
+                without = encodings.without_updates(changed)
             if without is None:
                 wrong = f"{name_or_path} has no position updates"
                 problems.append(Problem("--position_updates", "off", wrong, "leave it out"))
@@ -240,7 +254,9 @@ def _find(name_or_path: str, options: LoadOptions) -> FoundModel:
     if any(record.is_file() for record in records) or source_model.model_type(given) in TYPES:
         # a run's folder, or a model folder of this project, exported ones included
         source = source_model.find(name_or_path, base_anyway=options.base_anyway)
-        record, folder, dtype = source.record, source.folder, options.dtype or source.dtype
+        record = source.record
+        folder = source.folder
+        dtype = options.dtype or source.dtype
         files = _model_files(folder)
         if record is not None and record.base is not None and not any(folder.glob(trained.WHOLE_WEIGHTS)):
             files += _model_files(Path(trained.find_base(folder, record, options.base_anyway)))
@@ -329,7 +345,9 @@ def _find_adapter(name_or_path: str, folder: Path, options: LoadOptions, check_l
         raise refuse(wrong, "write the base's path as base_model_name_or_path into it")
     if config.revision and not Path(named).exists():
         named = f"{named}@{config.revision}"
-    own_tokenizer = str(folder) if (folder / "tokenizer_config.json").is_file() else None
+    own_tokenizer = None
+    if (folder / "tokenizer_config.json").is_file():
+        own_tokenizer = str(folder)
     base = _find(named, options._replace(tokenizer=options.tokenizer or own_tokenizer))
     if getattr(base.config, "quantization_config", None) is not None:
         wrong = f"its base {named} is quantised, and a merged model would be rounded to that again"
@@ -383,7 +401,8 @@ def print_notes(model: FoundModel, lengths: Sequence[int], *, bos: bool = True) 
     """Print on standard error of rank 0 how far the longest length exceeds the model's own, and with ``bos`` that its
     tokenizer begins no text with the BOS that the model knows."""
     notes = []
-    longest, native = max(lengths), model.known_length
+    longest = max(lengths)
+    native = model.known_length
     if native is not None and longest > native:
         times = f"{longest / native:.3g} times the length that {model.name_or_path} is made for, {native:,}"
         notes.append(f"{longest:,} tokens are {times}")

@@ -35,7 +35,9 @@ def counts(rows: Sequence[Row]) -> Row:
 def first_integer(reply: str) -> int | None:
     """Return the first run of digits 0 to 9 in a reply."""
     found = re.search(r"\d+", reply, re.ASCII)
-    return int(found.group()) if found is not None else None
+    if found is not None:
+        return int(found.group())
+    return None
 
 
 PASSKEYS = Kind(

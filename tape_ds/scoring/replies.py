@@ -35,7 +35,8 @@ def why_unshared(config: PreTrainedConfig) -> str | None:
     # some models have one for each kind of layer
     by_layer = [rope, *(each for each in rope.values() if isinstance(each, dict))]
     follows_length = {"dynamic"}
-    if config.model_type not in TYPES:  # models of this project compute for one length, see models.used_at
+    # models of this project compute for one length, see models.used_at
+    if config.model_type not in TYPES:
         follows_length.add("longrope")
     for each in by_layer:
         if each.get("rope_type") in follows_length:
@@ -138,7 +139,8 @@ def replies_about(
         ids = _continue(causal_lm, question, own, 1, new_tokens, ends)
         yield ids
         if cuttable:
-            cache.crop(-(len(question) + len(ids) - 1))  # the last new token was not read
+            # the last new token was not read
+            cache.crop(-(len(question) + len(ids) - 1))
 
 
 @torch.no_grad()

@@ -71,7 +71,9 @@ def answers(columns: Sequence[Column]) -> list[Markup]:
         sentences = " ".join(row.sentence for row in rows if row.sentence)
         cards.append(HTML.answer(column.name, sentences, ["", *heads], table))
         remarks += notes(evidence)
-    return [HTML.answers(cards, list(dict.fromkeys(remarks)))] if cards else []
+    if cards:
+        return [HTML.answers(cards, list(dict.fromkeys(remarks)))]
+    return []
 
 
 def is_base(column: Column) -> bool:
@@ -87,7 +89,9 @@ def base_of(column: Column, columns: Sequence[Column]) -> Column | None:
     if RUN in column.records:
         named = column.records[RUN].result.config.get("model")
         others = [each for each in others if named in _addresses(each)]
-    return others[0] if len(others) == 1 else None
+    if len(others) == 1:
+        return others[0]
+    return None
 
 
 def _addresses(column: Column) -> list[str]:
@@ -138,7 +142,9 @@ def _variants(run: Result) -> list[str]:
 
 
 def _heading(variant: str) -> str:
-    return BASE if variant == UNTOUCHED else variant
+    if variant == UNTOUCHED:
+        return BASE
+    return variant
 
 
 def _ruler(column: Column, base: Column | None, run: Result | None, own: str) -> tuple[str, ByModel[Mapping[str, Any]]]:
@@ -194,7 +200,8 @@ def _run_passkeys(run: Result | None, own: str) -> ByModel[Passkeys]:
     stored = [] if run is None else run.figures.get("passkey") or []
     if not stored:
         return {}
-    if "variant" not in stored[0]:  # an older run asked its own model only
+    # an older run asked its own model only
+    if "variant" not in stored[0]:
         return {own: _counts(stored)}
     names = dict.fromkeys(row["variant"] for row in stored if not row["variant"].endswith(WITHOUT_UPDATES))
     return {_heading(name): _counts(passkeys_of(stored, name)) for name in names}
@@ -311,13 +318,18 @@ def _steady_to(evidence: Evidence, base: SpanLosses, native: int) -> AnswerRow:
             texts[name] = length(reached)
     label = f"Usable length by loss (at most the base's mean to {length(native)}, {level:.3f})"
     cells = {name: Markup.escape(text) for name, text in texts.items()}
-    sentence = "" if evidence.passkeys else f"{label}: {_beside(texts, evidence.own)}."
+    if evidence.passkeys:
+        sentence = ""
+    else:
+        sentence = f"{label}: {_beside(texts, evidence.own)}."
     return AnswerRow(label, cells, sentence)
 
 
 def _beside(texts: Mapping[str, str], own: str) -> str:
     said = texts.get(own, "not measured")
-    return f"{said}; the untouched base: {texts[BASE]}" if BASE in texts and own != BASE else said
+    if BASE in texts and own != BASE:
+        return f"{said}; the untouched base: {texts[BASE]}"
+    return said
 
 
 def past_native(evidence: Evidence) -> list[AnswerRow]:
@@ -343,7 +355,8 @@ def short(evidence: Evidence) -> list[AnswerRow]:
     if native is not None and evidence.losses:
         values = {name: losses.mean_between(0, native) for name, losses in evidence.losses.items()}
         rows.append(_with_differences(f"Short lengths: loss to {length(native)}", values, evidence.own, places=3))
-        own, base = values.get(evidence.own), values.get(BASE)
+        own = values.get(evidence.own)
+        base = values.get(BASE)
         if own is not None and base is not None and evidence.own != BASE:
             word = "above" if own > base else "below"
             sentence = f"To {length(native)} its loss is {abs(own - base):.3f} {word} the base's."
@@ -356,7 +369,9 @@ def short(evidence: Evidence) -> list[AnswerRow]:
 
 def _asked_lengths(evidence: Evidence) -> list[int]:
     figures = evidence.ruler.get(evidence.own)
-    return [] if figures is None else [each["length"] for each in figures["lengths"]]
+    if figures is None:
+        return []
+    return [each["length"] for each in figures["lengths"]]
 
 
 def _with_differences(label: str, values: ByModel[float], own: str, places: int) -> AnswerRow:

@@ -54,7 +54,9 @@ def collect(arguments: Sequence[str]) -> tuple[list[Column], list[Unused]]:
         records, unreadable = find_records(path)
         if not records:
             reasons = "; ".join(f"{file.name}: {reason}" for file, reason in unreadable[:3])
-            wrong = f"no stored result that can be shown ({reasons})" if reasons else "no stored result"
+            wrong = "no stored result"
+            if reasons:
+                wrong = f"no stored result that can be shown ({reasons})"
             wrong = wrong if path.exists() else "no such file or folder"
             problems.append(Problem("RUNS", argument, wrong, "name a run's folder or what an evaluation wrote"))
         unused += unreadable
@@ -74,7 +76,8 @@ def find_records(path: Path) -> tuple[list[Record], list[Unused]]:
     for file in sorted(files, key=lambda each: (each.parent.parts, each.name)):
         if any(part.startswith(".") for part in file.relative_to(path).parts):
             continue
-        if file != path:  # runs keep other JSON files, which are neither shown nor reported
+        # runs keep other JSON files, which are neither shown nor reported
+        if file != path:
             try:
                 content = json.loads(file.read_text(encoding="utf-8"))
                 is_result = isinstance(content, dict) and {"schema", "figures"} <= content.keys()
@@ -114,6 +117,8 @@ def columns_of(name: str | None, path: Path, records: Sequence[Record]) -> list[
         by_kind = {record.kind: record for record in found}
         separate = [by_kind] if len(by_kind) == len(found) else [{record.kind: record} for record in found]
         for own in separate:
-            file = next(iter(own.values())).path.stem if len(separate) > 1 else None
+            file = None
+            if len(separate) > 1:
+                file = next(iter(own.values())).path.stem
             columns.append(Column("/".join(filter(None, [name, *inner, file])), own))
     return columns

@@ -27,10 +27,13 @@ def facts(columns: Sequence[Column], unused: Sequence[Unused]) -> list[Markup]:
     parts = []
     for kind in KINDS:
         records = {column.name: column.records[kind] for column in columns if kind in column.records}
-        settings: dict[str, dict[str, Any]] = {}  # name -> column -> value
+        # name -> column -> value
+        settings: dict[str, dict[str, Any]] = {}
         costs: dict[str, dict[str, Any]] = {}
         for name, (path, _, result) in records.items():
-            model, machine, commit = result.model or {}, result.hardware, result.commit or {}
+            model = result.model or {}
+            machine = result.hardware
+            commit = result.commit or {}
             own = {setting: value for setting, value in result.config.items() if setting not in LEFT_OUT}
             # of DeepSpeed's configuration only the ZeRO stage: the rest decides memory and speed
             own["ZeRO stage"] = ((result.config.get("deepspeed") or {}).get("zero_optimization") or {}).get("stage")
@@ -63,7 +66,9 @@ def facts(columns: Sequence[Column], unused: Sequence[Unused]) -> list[Markup]:
             if not (setting in differ or setting in MAIN or is_data):
                 del settings[setting]
         if unlike := [setting for setting in differ if kind != RUN or setting.startswith("data ")]:
-            words = "trained on the same data" if kind == RUN else "evaluated alike"
+            words = "evaluated alike"
+            if kind == RUN:
+                words = "trained on the same data"
             parts.append(HTML.warning(f"{kind}: not {words}, so numbers may not compare: {', '.join(unlike)}."))
         if records:
             rows = []
@@ -80,9 +85,13 @@ def with_unit(name: str, value: Any) -> str:
     if value is None or value == "" or isinstance(value, bool):
         return {None: MISSING, "": MISSING, True: "yes", False: "no"}[value]
     if not isinstance(value, int | float):
-        return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        if isinstance(value, list):
+            return ", ".join(map(str, value))
+        return str(value)
     if name.endswith("_bytes"):
         return gibibytes(value)
     if name.endswith("seconds") and value >= 60:
         return duration(value)
-    return number(value) if name.endswith("second") else f"{value:,}"
+    if name.endswith("second"):
+        return number(value)
+    return f"{value:,}"

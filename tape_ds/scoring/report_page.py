@@ -38,7 +38,10 @@ def page(columns: Sequence[Column], unused: Sequence[Unused], title: str | None 
     }
     pictures = [HTML.pictures(gallery.pictures)] if gallery.pictures else []
     sections = {"Usable length": answers(columns), "Pictures": pictures, **tables}
-    usual = f"Comparison of {len(columns)} runs" if len(columns) > 1 else f"Results of {columns[0].name}"
+    if len(columns) > 1:
+        usual = f"Comparison of {len(columns)} runs"
+    else:
+        usual = f"Results of {columns[0].name}"
     files = sum(len(column.records) for column in columns)
     intro = f"Runs or models: {len(columns)}; stored results: {files}. {DASH}"
     shown = {name: parts for name, parts in sections.items() if parts}
@@ -52,7 +55,8 @@ def is_page(file: Path) -> bool:
 
 def training(columns: Sequence[Column], gallery: Gallery) -> list[Markup]:
     """Draw the training losses as they were logged, and return a table."""
-    lines, scores = {}, []
+    lines = {}
+    scores = []
     for name, result in select(columns, RUN).items():
         if logged := result.figures["train_loss"]:
             lines[name] = {each["step"]: each["loss"] for each in logged[:: math.ceil(len(logged) / POINTS)]}
@@ -84,7 +88,8 @@ def losses(columns: Sequence[Column], gallery: Gallery) -> list[Markup]:
     native = lengths.pop() if len(lengths) == 1 else None
     parts = []
     for title, (span, scores) in found.items():
-        lines = lines_of(scores, span / 2)  # a span's loss in its middle
+        # a span's loss in its middle
+        lines = lines_of(scores, span / 2)
         words = f"Loss by position, {title}"
         gallery.draw(words, "position (tokens)", NATS, lines, native=native)
         gallery.draw_differences(words, "position (tokens)", NATS, lines, reference(columns, lines), native=native)
@@ -110,12 +115,15 @@ def reference(columns: Sequence[Column], lines: Mapping[str, object]) -> str | N
 def perplexities(columns: Sequence[Column], gallery: Gallery) -> list[Markup]:
     """Draw perplexity for each text and way of scoring; return the tables, and the share of tokens that were
     predicted."""
-    stored: list[tuple[str, str, Mapping[str, Any]]] = []  # column, how it was scored, figures
+    # column, how it was scored, figures
+    stored: list[tuple[str, str, Mapping[str, Any]]] = []
     for name, result in select(columns, "perplexity").items():
         options = {option: value for option in SCORING if (value := result.config.get(option)) not in (None, False)}
         typed = [f"--{option}" if value is True else f"--{option} {value}" for option, value in options.items()]
         for each in result.figures["perplexity"]:
-            stride = f"stride {each['stride']:,}" if each.get("stride") and each["convention"] != "blocks" else ""
+            stride = ""
+            if each.get("stride") and each["convention"] != "blocks":
+                stride = f"stride {each['stride']:,}"
             data = result.data.get(each["source"], "unknown")[:8]
             words = [each["source"], each["convention"], stride, *typed, f"data {data}"]
             stored.append((name, ", ".join(filter(None, words)), each))
@@ -128,8 +136,11 @@ def perplexities(columns: Sequence[Column], gallery: Gallery) -> list[Markup]:
     found: dict[str, list[Score]] = {}
     right: dict[str, list[Score]] = {}
     for name, scoring, each in stored:
-        value, error, row = float(each["perplexity"]), each.get("standard_error"), length(each["length"])
-        error = error and value * error  # stored is the error of the logarithm
+        value = float(each["perplexity"])
+        error = each.get("standard_error")
+        row = length(each["length"])
+        # stored is the error of the logarithm
+        error = error and value * error
         short = (each.get("left_out") or {}).get("documents")
         detail = f"{short:,} documents too short" if short else ""
         score = Score(name, row, value, error, each.get("targets"), each["length"], detail)
@@ -151,7 +162,9 @@ def perplexities(columns: Sequence[Column], gallery: Gallery) -> list[Markup]:
 
 
 def _nats(perplexity: float) -> float:
-    return math.log(perplexity) if perplexity > 0 else math.nan
+    if perplexity > 0:
+        return math.log(perplexity)
+    return math.nan
 
 
 def rulers(columns: Sequence[Column], gallery: Gallery) -> list[Markup]:
@@ -200,7 +213,9 @@ def passkeys(columns: Sequence[Column], gallery: Gallery) -> list[Markup]:
     picture."""
     found: dict[str, dict[str, Sequence[Mapping[str, Any]]]] = {}
     for name, result in select(columns, "passkey").items():
-        protocol = "published prompts, " if result.config.get("protocol") == "published" else ""
+        protocol = ""
+        if result.config.get("protocol") == "published":
+            protocol = "published prompts, "
         found.setdefault(f"{protocol}form {result.figures.get('form')}", {})[name] = result.figures["cells"]
     for name, result in select(columns, RUN).items():
         form = f"form {result.config.get('passkey_form')}, asked by the training runs themselves"
@@ -216,7 +231,8 @@ def passkeys(columns: Sequence[Column], gallery: Gallery) -> list[Markup]:
             for tokens in sorted({cell["length"] for cell in cells if cell["trials"]}):
                 counts = [(cell["correct"], cell["trials"]) for cell in cells if cell["length"] == tokens]
                 correct, trials = map(sum, zip(*counts, strict=True))
-                share, detail = 100 * correct / trials, f"{correct}/{trials}"
+                share = 100 * correct / trials
+                detail = f"{correct}/{trials}"
                 scores.append(Score(name, length(tokens), share, None, trials, tokens, detail))
         gallery.draw(f"Passkeys found: {form}", "length (tokens)", PERCENT, lines_of(scores), log=True)
         parts += compare(f"Passkeys found, % (found/asked), all depths: {form}", scores, places=0)
@@ -225,10 +241,14 @@ def passkeys(columns: Sequence[Column], gallery: Gallery) -> list[Markup]:
 
 def harness(columns: Sequence[Column]) -> list[Markup]:
     """Return a row for each group, task, metric and number of shots."""
-    scores, warnings = [], []
+    scores = []
+    warnings = []
     for name, result in select(columns, "harness").items():
         for task, each in [*(result.figures.get("groups") or {}).items(), *result.figures["tasks"].items()]:
-            shots = "" if each.get("shots") is None else f", {each['shots']} shots"
+            if each.get("shots") is None:
+                shots = ""
+            else:
+                shots = f", {each['shots']} shots"
             value, error = (each[key] and 100 * each[key] for key in ("value", "standard_error"))
             row = f"{task}, {each.get('metric') or 'no number'}{shots}"
             scores.append(Score(name, row, value, error, each.get("samples")))

@@ -59,13 +59,18 @@ def number(value: float | None, error: float | None = None, places: int | None =
         return MISSING
     if not math.isfinite(value):
         return Markup(value)
-    exact, ending = repr(value), ""
+    exact = repr(value)
+    ending = ""
     if error is not None and math.isfinite(error):
         places = max(0, 1 - math.floor(math.log10(error))) if error > 0 else 2
-        exact, ending = f"{exact} ± {error!r}", f" ± {error:.{places}f}"
+        exact = f"{exact} ± {error!r}"
+        ending = f" ± {error:.{places}f}"
     if places is None and 0 < abs(value) < 1000:
         places = 3 - math.floor(math.log10(abs(value)))
-    text = f"{value:{sign},.{places or 0}f}" if abs(value) < 1e6 else f"{value:{sign}.4g}"
+    if abs(value) < 1e6:
+        text = f"{value:{sign},.{places or 0}f}"
+    else:
+        text = f"{value:{sign}.4g}"
     return Markup('<span title="{}">{}{}</span>').format(exact, text, ending)
 
 
@@ -76,7 +81,8 @@ def compare(caption: str, scores: Sequence[Score], *, places: int | None = None,
     found: dict[str, dict[str, Score]] = {}
     for each in sorted(scores, key=lambda score: score.tokens):
         found.setdefault(each.row, {})[each.column] = each
-    rows, unequal = [], []
+    rows = []
+    unequal = []
     for row, own in found.items():
         finite = {each.value for each in own.values() if each.value is not None and math.isfinite(each.value)}
         differ = len({each.samples for each in own.values()}) > 1
@@ -131,8 +137,10 @@ class Gallery:
         """
         drawn = io.StringIO()
         legend = []
-        with rc_context(STYLE | {"svg.hashsalt": title}):  # the same title gives the same bytes
-            figure = Figure(figsize=(4.7, 3.1), layout="constrained")  # a phone shows its text as large as the page's
+        # the same title gives the same bytes
+        with rc_context(STYLE | {"svg.hashsalt": title}):
+            # a phone shows its text as large as the page's
+            figure = Figure(figsize=(4.7, 3.1), layout="constrained")
             axes = figure.add_subplot(xlabel=x_label, ylabel=y_label)
             axes.grid(axis="y")
             for name, points in lines.items():
@@ -149,7 +157,8 @@ class Gallery:
             if limit is not None:
                 axes.set_ylim(-limit, limit)
             elif y_label == PERCENT:
-                axes.set_ylim(-4, 104)  # room for the markers of 0 and 100
+                # room for the markers of 0 and 100
+                axes.set_ylim(-4, 104)
             if native is not None and native < most:
                 axes.axvline(native, color=INK, linestyle=":", linewidth=1.2)
                 legend.append((f"native length {length(native)}", "currentColor", "┊"))

@@ -68,7 +68,8 @@ class Evaluation:
         self.folder = Path(folder)
         self.path = self.folder / f"{name}.json"
         words = list(sys.argv)
-        if Path(words[0]).parts[-2:] == ("evaluation", "__main__.py"):  # Python's path of a module that -m ran
+        # Python's path of a module that -m ran
+        if Path(words[0]).parts[-2:] == ("evaluation", "__main__.py"):
             words = ["python", "-m", "evaluation", *without_local_rank(words[1:])]
         self.started = results.collect(
             command=words,
@@ -101,8 +102,10 @@ class Evaluation:
             tables: files that ``show`` writes. Without the result that they go with, they are a person's.
         """
         world = int(os.environ.get("WORLD_SIZE", "1"))
-        if world > 1:  # started by torchrun, deepspeed or accelerate; only small Python objects are exchanged
-            os.environ.setdefault("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1"))  # as DeepSpeed's launcher does
+        # started by torchrun, deepspeed or accelerate; only small Python objects are exchanged
+        if world > 1:
+            # as DeepSpeed's launcher does
+            os.environ.setdefault("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1"))
             share_cores()
             torch.distributed.init_process_group("gloo", timeout=PATIENCE)
         # processes that see different disks must take the same branch
@@ -126,7 +129,8 @@ class Evaluation:
         remedy = "name another folder, or replace it: --overwrite"
         if not os.path.lexists(self.path):
             foreign = [str(path.relative_to(self.folder)) for path in (*required, *tables) if os.path.lexists(path)]
-            was_begun = self.journal.exists()  # it was killed between these files and its result
+            # it was killed between these files and its result
+            was_begun = self.journal.exists()
             if foreign and not overwrite and not was_begun:
                 wrong = f"{', '.join(foreign)} in it would be replaced, and no result of this evaluation is there"
                 raise UserError(Problem("--output", str(self.folder), wrong, remedy))
@@ -138,11 +142,15 @@ class Evaluation:
             differing = [name for name in names if self.identity.get(name) != theirs.get(name)]
             wrong = f"it holds the result of another {self.name} evaluation (other: {', '.join(differing[:8])})"
         except UserError:
-            found, differing, wrong = None, ["all"], f"{self.path.name} in it is not a result"
+            found = None
+            differing = ["all"]
+            wrong = f"{self.path.name} in it is not a result"
         if differing and not overwrite:
             raise UserError(Problem("--output", str(self.folder), wrong, remedy))
         complete = found is not None and found.finished and not differing and all(path.is_file() for path in required)
-        return found if complete else None
+        if complete:
+            return found
+        return None
 
     def run_jobs(self, jobs: Sequence[tuple[str, Job]], work: Callable[[Job], Any]) -> dict[str, Any]:
         """Return the result of every job by its key; every process must call this and gets all results.
@@ -162,7 +170,8 @@ class Evaluation:
                 with self._disk():
                     for file in sorted(self.journal.glob("*.jsonl")):
                         for line in file.read_text(encoding="utf-8").splitlines():
-                            with contextlib.suppress(ValueError):  # the process was killed while it wrote the line
+                            # the process was killed while it wrote the line
+                            with contextlib.suppress(ValueError):
                                 key, value = json.loads(line)
                                 known[key] = value
                 return known
@@ -171,13 +180,16 @@ class Evaluation:
             pending = [(key, job) for key, job in jobs if key not in known]
             if len(pending) < len(keys) and ranks.rank == 0:
                 print(f"{self.name}: {len(keys) - len(pending):,} of {len(keys):,} jobs are done already", flush=True)
-            hidden = ranks.rank > 0 or None  # None: where no person sees it
+            # None: where no person sees it
+            hidden = ranks.rank > 0 or None
             share = tqdm(pending[ranks.rank :: ranks.world], desc=self.name, disable=hidden)
             page = self.journal / f"{ranks.rank:04}.jsonl"
             with self._disk():
-                self.journal.mkdir(parents=True, exist_ok=True)  # the first process may have another disk
+                # the first process may have another disk
+                self.journal.mkdir(parents=True, exist_ok=True)
                 journal = held.enter_context(page.open("ab", buffering=0))
-                journal.truncate(page.read_bytes().rfind(b"\n") + 1)  # after the last complete line
+                # after the last complete line
+                journal.truncate(page.read_bytes().rfind(b"\n") + 1)
 
             done: dict[str, Any] = {}
             stuck_after = STUCK_SECONDS if ranks.world > 1 else 0
@@ -186,10 +198,12 @@ class Evaluation:
             for key, job in share:
                 dog.beat(len(done), "scoring")
                 line = json.dumps([key, work(job)])
-                done[key] = json.loads(line)[1]  # the same types as after a resume
+                # the same types as after a resume
+                done[key] = json.loads(line)[1]
                 raw = memoryview(f"{line}\n".encode())
                 with self._disk():
-                    while raw:  # an unbuffered write may take only a part
+                    # an unbuffered write may take only a part
+                    while raw:
                         raw = raw[journal.write(raw) :]
                     os.fsync(journal.fileno())
             dog.beat(len(jobs), "waiting for the other processes")
@@ -244,7 +258,8 @@ def from_first(make: Callable[[], Made]) -> Made:
             own = None, error
     made, mistake = ranks.first(own)
     if mistake is not None:
-        mistake.on_one_rank = mistake.on_one_rank and ranks.world == 1  # else all have it now
+        # else all have it now
+        mistake.on_one_rank = mistake.on_one_rank and ranks.world == 1
         raise mistake
     return cast(Made, made)
 
@@ -255,7 +270,9 @@ def folder(output: str | None, model: "FoundModel") -> Path:
         return Path(output)
     if model.record is not None:
         run = model.folder.parent / EVALUATION
-        return run if model.folder.name == TRAINED else run / model.folder.name
+        if model.folder.name == TRAINED:
+            return run
+        return run / model.folder.name
     name = model.name_or_path.strip("/").removesuffix(".gguf").replace("/", "--").lstrip(".-")
     return Path("runs") / EVALUATION / name
 

@@ -22,7 +22,8 @@ ALL_TASKS = 13
 """Of RULER, whose mean the published threshold is of."""
 OWN_SHARE = 0.85
 RESAMPLES = 10_000
-Z_95 = 1.959963984540054  # the normal distribution has 95 % within as many standard deviations
+# the normal distribution has 95 % within as many standard deviations
+Z_95 = 1.959963984540054
 INTERVAL = (0.025, 0.975)
 Texts = list[list[float]]
 """The scores of a task and length: of each text, those of its questions."""

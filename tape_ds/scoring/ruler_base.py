@@ -25,7 +25,9 @@ Cell = tuple[str, int]
 def file_of(given: str) -> Path:
     """Return the file of a result that is given as its folder or as itself."""
     path = Path(given)
-    return path / "ruler.json" if path.is_dir() else path
+    if path.is_dir():
+        return path / "ruler.json"
+    return path
 
 
 def read(given: str) -> Result:

@@ -94,7 +94,8 @@ class SortedPairs(Sequence[str]):
                 blocks[-1].append(begin)
             else:
                 blocks.append([begin])
-        self._blocks: list[tuple[str, list[str] | None]] = []  # beginning of its pairs, or the pairs
+        # beginning of its pairs, or the pairs
+        self._blocks: list[tuple[str, list[str] | None]] = []
         for begins in blocks:
             listed = None
             if len(begins) > 1:
@@ -112,7 +113,9 @@ class SortedPairs(Sequence[str]):
         block = bisect_right(self._starts, index) - 1
         begin, listed = self._blocks[block]
         place = index - self._starts[block]
-        return begin + self._seconds[place] if listed is None else listed[place]
+        if listed is None:
+            return begin + self._seconds[place]
+        return listed[place]
 
 
 class Generators:

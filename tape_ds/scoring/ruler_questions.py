@@ -178,7 +178,8 @@ def prompts(
     settings["custom_dataset"] = lambda **_: {"test": Dataset.from_list([dict(documents[0])])}
     settings["process_results"] = scored
     settings["metric_list"] = [{"metric": "score", "aggregation": "mean", "higher_is_better": True}]
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it describes options of its own command
+    # it describes options of its own command
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
     task_of_lm_eval = ConfigurableTask(config=settings)
     template = partial(_render, tokenizer) if chat else None
     return [
@@ -215,7 +216,8 @@ def check(
     problems = []
     for task, count in per_text.items():
         keys = ruler_generators.keys_in_text(task)
-        if keys < count:  # where it is infinite, it depends on the length
+        # where it is infinite, it depends on the length
+        if keys < count:
             problems.append(_too_few_keys(task, count, int(keys)))
     if not 1 <= samples <= ruler_generators.SAMPLES:
         remedy = f"give 1 to {ruler_generators.SAMPLES}"

@@ -26,7 +26,8 @@ class SpanLosses:
 
     def mean_between(self, first: int, last: int | None = None) -> float:
         """Return the mean over the targets of the spans that start in ``first .. last - 1`` (None: to the end)."""
-        sums, targets = [], 0
+        sums = []
+        targets = 0
         for start, nll, count in zip(self.starts, self.nll, self.counts, strict=True):
             if start >= first and (last is None or start < last):
                 sums.append(nll * count)
@@ -49,7 +50,8 @@ class SpanLosses:
         if len({each.span for each in documents}) != 1:
             raise ValueError(f"losses to merge must share one span: {[each.span for each in documents]}")
         longest = max(documents, key=lambda each: len(each.starts))
-        nll, counts = [], []
+        nll = []
+        counts = []
         for at in range(len(longest.starts)):
             reaching = [(each.nll[at], each.counts[at]) for each in documents if at < len(each.starts)]
             counts.append(sum(count for _, count in reaching))

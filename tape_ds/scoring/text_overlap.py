@@ -33,7 +33,8 @@ def normalised(text: str) -> str:
 
 def f1(text: str, reference: str) -> tuple[float]:
     """Return the harmonic mean of precision and recall over the bags of words, 0 to 1."""
-    ours, theirs = normalised(text).split(), normalised(reference).split()
+    ours = normalised(text).split()
+    theirs = normalised(reference).split()
     shared = (Counter(ours) & Counter(theirs)).total()
     return (2 * shared / (len(ours) + len(theirs)) if shared else 0.0,)
 

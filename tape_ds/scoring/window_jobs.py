@@ -17,7 +17,7 @@ from tape_ds import storage
 from tape_ds.data import prompting, selection, tokenized
 from tape_ds.data.sources import Source
 from tape_ds.errors import UserError
-from tape_ds.models.loading import exact
+from tape_ds.models.files import exact
 from tape_ds.scoring import losses, windows
 from tape_ds.scoring.losses import WindowLoss
 from tape_ds.scoring.models import used_at
@@ -101,7 +101,8 @@ def read_texts(
     texts = []
     seen: dict[str, int] = {}
     for batch in selected.documents.with_format("arrow").iter(batch_size=64):
-        names, rows = batch.column("name").to_pylist(), batch.column("input_ids").combine_chunks()
+        names = batch.column("name").to_pylist()
+        rows = batch.column("input_ids").combine_chunks()
         for name, row in zip(names, rows, strict=True):
             seen[name] = seen.get(name, 0) + 1
             unique = name if seen[name] == 1 else f"{name} ({seen[name]})"
@@ -124,7 +125,8 @@ def plan(texts: Texts, lengths: Sequence[int], scoring: Scoring) -> Jobs:
     jobs: Jobs = {}
     for source, parts in texts.items():
         if scoring.spans is not None:
-            begin, longest = scoring.begin is not None, max(lengths)
+            begin = scoring.begin is not None
+            longest = max(lengths)
             for at, text in enumerate(parts):
                 # the beginning of each document; of a stream, where documents begin anywhere, every block
                 found = windows.blocks(len(text.ids), longest, begin=begin) if text.stream else []
@@ -167,7 +169,8 @@ def figures(
     texts: Texts, lengths: Sequence[int], scoring: Scoring, jobs: Jobs, found: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return all figures except the cost; ``found`` has the results of :func:`work` by job."""
-    entries, by_position = [], {}
+    entries = []
+    by_position = {}
     for source, parts in texts.items():
         for length in sorted(lengths):
             by_text: list[list[WindowLoss]] = [[] for _ in parts]
@@ -212,7 +215,8 @@ def pool(documents: Iterable[Sequence[WindowLoss]]) -> dict[str, Any]:
     if targets == 0:
         raise ValueError("no window has a target")
     nll = math.fsum(window.nll for window in windows) / targets
-    error, count = None, len(scored)
+    error = None
+    count = len(scored)
     if count > 1:
         deviations = [math.fsum(window.nll - nll * window.targets for window in document) for document in scored]
         squares = math.fsum(each * each for each in deviations)

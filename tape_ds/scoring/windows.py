@@ -111,4 +111,6 @@ class Scoring:
         """Return the windows of a text of ``tokens`` tokens."""
         found = CONVENTIONS[self.convention](tokens, length, self.stride, self.begin is not None)
         found = found[:-1] if self.drop_last else found
-        return found[:1] if self.first_window else found
+        if self.first_window:
+            return found[:1]
+        return found

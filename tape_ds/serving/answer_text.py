@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 
 from tape_ds.serving.token_texts import UNREADABLE, TokenTexts
 
-_WINDOW = 64  # tokens that are decoded again at most, unless their text cannot be cut
+# tokens that are decoded again at most, unless their text cannot be cut
+_WINDOW = 64
 
 
 class AnswerText:
@@ -59,14 +60,18 @@ class AnswerText:
 
     def finish(self) -> str:
         """Return the rest."""
-        return "" if self.stopped else self._given(self._decode(self._ids[self._start :]), is_whole=True)
+        if self.stopped:
+            return ""
+        return self._given(self._decode(self._ids[self._start :]), is_whole=True)
 
     def _settled(self) -> str:
         end = len(self._ids)
         while end > self._start and self._ids[end - 1] in self._texts.run_tokens:
             end -= 1
         text = self._decode(self._ids[self._start : end]).rstrip(UNREADABLE)
-        return text[: len(text) - self._texts.unsettled] if self._texts.unsettled else text
+        if self._texts.unsettled:
+            return text[: len(text) - self._texts.unsettled]
+        return text
 
     def _given(self, window_text: str, *, is_whole: bool) -> str:
         fresh = window_text[self._sent - self._before :]

@@ -13,7 +13,8 @@ from tape_ds.serving.read_prompt import ReadPrompt
 from tape_ds.serving.served import Served
 from tape_ds.serving.settings import AnswerSettings
 
-_CONTEXT = 8  # tokens of a prompt that show whether its answer begins with a space
+# tokens of a prompt that show whether its answer begins with a space
+_CONTEXT = 8
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ def write(
 ) -> None:
     """Write the choices of one prompt into their job, each with its number and settings: the prompt, if it is echoed,
     then the answer. The model reads the prompt once."""
-    settings = next(iter(choices.values()))  # they differ in their seeds alone
+    # they differ in their seeds alone
+    settings = next(iter(choices.values()))
     read = ReadPrompt(served, prompt.ids, len(choices) if settings.max_tokens else 0)
     tokens: list[Token] = []
     if echo and settings.likeliest is not None:

@@ -33,7 +33,9 @@ class ChatForm:
         made = []
         for index, one in enumerate(choices):
             message = {"role": "assistant", "content": one.text, "refusal": None}
-            logprobs = {"content": self._content(one.tokens), "refusal": None} if self.with_logprobs else None
+            logprobs = None
+            if self.with_logprobs:
+                logprobs = {"content": self._content(one.tokens), "refusal": None}
             made.append({"index": index, "message": message, "logprobs": logprobs, "finish_reason": one.finish})
         counts = usage(self.prompt_tokens, sum(one.drawn for one in choices))
         return {**self.head, "object": "chat.completion", "choices": made, "usage": counts}

@@ -52,7 +52,9 @@ def now() -> int:
 def event(data: dict[str, Any], name: str | None = None) -> str:
     """Return a server-sent event, in ASCII: many clients also end a line at U+2028, U+0085 and their like."""
     text = json.dumps(data, allow_nan=False)
-    return f"data: {text}\n\n" if name is None else f"event: {name}\ndata: {text}\n\n"
+    if name is None:
+        return f"data: {text}\n\n"
+    return f"event: {name}\ndata: {text}\n\n"
 
 
 def written(answer: dict[str, Any]) -> str:
@@ -95,4 +97,6 @@ def usage(prompt_tokens: int, drawn: int) -> dict[str, int]:
 
 
 def finite(logprob: float) -> float:
-    return logprob if math.isfinite(logprob) else UNLIKELY
+    if math.isfinite(logprob):
+        return logprob
+    return UNLIKELY

@@ -104,7 +104,8 @@ def continue_prompt(
     ids_1T = torch.tensor([prompt.ids], device=served.device)
     left = settings.max_tokens
     seen = _Seen(lambda _: None)
-    if cache is None and left > 1:  # it was not read, or nothing of it could be kept
+    # it was not read, or nothing of it could be kept
+    if cache is None and left > 1:
         logits_1V = None
     if logits_1V is None:
         cache = None

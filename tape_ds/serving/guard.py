@@ -64,7 +64,9 @@ class Guard:
         waiting = [received]
 
         async def replay() -> Message:
-            return waiting.pop() if waiting else await receive()
+            if waiting:
+                return waiting.pop()
+            return await receive()
 
         # cancelled while the server is stopping: a stream that has begun just ends, without a traceback in the log
         with suppress(asyncio.CancelledError):

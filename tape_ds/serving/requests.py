@@ -91,7 +91,8 @@ class Request(StrictModel):
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Probability | None = None
-    user: Name | None = None  # for the books of OpenAI; it asks for nothing
+    # for the books of OpenAI; it asks for nothing
+    user: Name | None = None
 
 
 class Sampled(Request):
@@ -115,7 +116,9 @@ class Sampled(Request):
     def stops(self) -> tuple[str, ...]:
         if self.stop is None:
             return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if isinstance(self.stop, str):
+            return (self.stop,)
+        return tuple(self.stop)
 
     @property
     def wants_usage(self) -> bool:
@@ -129,7 +132,9 @@ def _kind_of_prompt(prompt: Any) -> str:
     first = prompt[0] if prompt else ""
     if isinstance(first, list):
         return "lists of ids"
-    return "ids" if isinstance(first, int) else "texts"
+    if isinstance(first, int):
+        return "ids"
+    return "texts"
 
 
 Prompt = Annotated[

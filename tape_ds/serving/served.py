@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
 _OVERHEAD = 1 << 20  # bytes of a body for everything but its text
 _BYTES_PER_CHARACTER = 6  # JSON may write each as \uXXXX
-_LARGEST_BODY = 4 << 20  # bytes; parsing many times more would hold up every other request for a second
+# bytes; parsing many times more would hold up every other request for a second
+_LARGEST_BODY = 4 << 20
 _BYTES_PER_ID = 8  # with its comma and space
-_SHORTEST_LONGEST = 64  # characters; a tokenizer without bytes reads any unknown word as one token
+# characters; a tokenizer without bytes reads any unknown word as one token
+_SHORTEST_LONGEST = 64
 
 
 class Served:
@@ -54,7 +56,8 @@ class Served:
         largest = max(_LARGEST_BODY, _OVERHEAD + _BYTES_PER_ID * length)
         self.most_bytes = min(_OVERHEAD + _BYTES_PER_CHARACTER * self.most_characters, largest)
         """Of a request's body."""
-        model.generation_config = GenerationConfig()  # generate would fill in from it what a request leaves open
+        # generate would fill in from it what a request leaves open
+        model.generation_config = GenerationConfig()
 
     @property
     def device(self) -> Any:

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 UNREADABLE = "\ufffd"
 """Written by decoders for bytes that are no character."""
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_TIDIED = 8  # characters: clean_up_tokenization_spaces and WordPiece remove spaces before " n't" at most
+# characters: clean_up_tokenization_spaces and WordPiece remove spaces before " n't" at most
+_TIDIED = 8
 
 
 class TokenTexts:

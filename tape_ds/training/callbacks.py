@@ -46,11 +46,13 @@ class Progress(TrainerCallback):
             resumed = state.global_step > 0 and self.file.exists()
             kept = []
             for line in self.file.read_text().splitlines(keepends=True) if resumed else []:
-                with contextlib.suppress(ValueError):  # a line that a full disk cut off
+                # a line that a full disk cut off
+                with contextlib.suppress(ValueError):
                     if line.endswith("\n") and json.loads(line)["step"] <= state.global_step:
                         kept.append(line)
             storage.write_text(self.file, "".join(kept))
-            hidden = args.disable_tqdm or None  # None: shown on a terminal only
+            # None: shown on a terminal only
+            hidden = args.disable_tqdm or None
             self.bar = tqdm(total=state.max_steps, initial=state.global_step, disable=hidden, unit="step")
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
@@ -64,7 +66,8 @@ class Progress(TrainerCallback):
     ) -> None:
         if self.bar is None or not logs or "loss" not in logs:
             return
-        entry = {"step": state.global_step, "grad_norm": None, "mfu": None, **logs}  # every line has every key
+        # every line has every key
+        entry = {"step": state.global_step, "grad_norm": None, "mfu": None, **logs}
         try:
             with self.file.open("a") as file:
                 file.write(json.dumps(entry) + "\n")
@@ -123,7 +126,8 @@ class PositionUpdates(TrainerCallback):
         if not logs or "loss" not in logs:
             return
         # the state's interval, in steps: the recipe's may be a share of the run
-        now, before = state.global_step, max(0, state.global_step - state.logging_steps)
+        now = state.global_step
+        before = max(0, state.global_step - state.logging_steps)
         if now * self.TIMES // state.max_steps == before * self.TIMES // state.max_steps:
             return
         places = None if self.places is None else self.places[: self.TOKENS]
@@ -141,7 +145,8 @@ class ApplyMemorySavings(TrainerCallback):
         self.checked = False
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        checkpointing = bool(args.gradient_checkpointing)  # transformers before 5.23 has no other name
+        # transformers before 5.23 has no other name
+        checkpointing = bool(args.gradient_checkpointing)
         self.savings = MemorySavings(kwargs["model"], self.memory, checkpointing=checkpointing, device=args.device)
         for line in self.savings.outline() if state.is_world_process_zero else []:
             say(f"memory: {line}")

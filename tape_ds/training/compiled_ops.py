@@ -108,7 +108,9 @@ def outline(recipe: Recipe) -> str | None:
     """Return what a run compiles at its start, for people; None if nothing."""
     parts = []
     for each in needed(recipe.deepspeed):
-        tools = "a C++ compiler, ninja and, on GPUs, nvcc" if each.name in _ON_A_GPU else "a C++ compiler and ninja"
+        tools = "a C++ compiler and ninja"
+        if each.name in _ON_A_GPU:
+            tools = "a C++ compiler, ninja and, on GPUs, nvcc"
         when = f"compiled at the first start on a machine: {_DURATION}, with {tools}"
         with contextlib.suppress(OSError):  # `check` has it
             if each.is_installed():
@@ -183,7 +185,8 @@ def compile_all(recipe: Recipe) -> None:
 def _one_at_a_time(folder: Path) -> Iterator[None]:
     """Let one process of this project in at a time; the system frees the place of one that is killed."""
     with (folder / _OURS).open("w") as file:
-        with contextlib.suppress(OSError):  # a file system without locks
+        # a file system without locks
+        with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -216,7 +219,8 @@ def _holder(lock: Path) -> Any:
     except FileNotFoundError:
         return _GONE
     for pid in psutil.pids():
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
+        # it has ended, or is another user's
+        with contextlib.suppress(OSError):
             for descriptor in Path(f"/proc/{pid}/fd").iterdir():
                 with contextlib.suppress(OSError):
                     if os.path.samestat(descriptor.stat(), wanted):

@@ -27,7 +27,7 @@ from tape_ds.data.selection import with_copies
 from tape_ds.data.sources import TokenSource, generated, parse_all, weights
 from tape_ds.data.tokenized import FIELD_OF, checked_ids, encode, made_for
 from tape_ds.errors import UserError
-from tape_ds.models.loading.config_file import SMOLLM2
+from tape_ds.models.files.config_file import SMOLLM2
 
 SEQUENCES = 32
 """Windows of text that are read of each source; with PoSE documents."""
@@ -35,14 +35,16 @@ SEQUENCES = 32
 
 def lines(recipe: Recipe) -> dict[str, str]:
     """Return lines of a plan about the weights of targets; none where all count the same."""
-    chosen, window = recipe.weighting, recipe.window
+    chosen = recipe.weighting
+    window = recipe.window
     if chosen.target_weights == "equal":
         return {}
     return {"target weights": chosen.outline(window), "left context": _left_context(recipe)}
 
 
 def _left_context(recipe: Recipe) -> str:
-    chosen, window = recipe.weighting, recipe.window
+    chosen = recipe.weighting
+    window = recipe.window
     is_exact = chosen.target_weights == "exact"
     first = chosen.tail(window) if is_exact else min(chosen.longce_short, window)
     buckets = Buckets(first, chosen.exact_ratio)
@@ -50,7 +52,8 @@ def _left_context(recipe: Recipe) -> str:
     if isinstance(tokenizer, str):
         return f"shown when the run has read its data ({tokenizer})"
     data: Any = recipe.data
-    specs, shares = weights.specs_of(data.train_data), weights.shares_of(data.train_data)
+    specs = weights.specs_of(data.train_data)
+    shares = weights.shares_of(data.train_data)
     parts = []
     try:
         for number, spec in enumerate(specs):
@@ -110,7 +113,8 @@ def _sample(recipe: Recipe, spec: str, tokenizer: Any) -> Iterator[Any]:
     documents = _documents(spec, tokenizer, data.skip.bad_rows, data.min_document_tokens)
     read = list(islice(documents, SEQUENCES) if _skips(recipe) else _first(documents, SEQUENCES * window))
     read = [read[number] for number in with_copies(np.array([len(ids) for ids in read], np.int64), data.upsample)]
-    if _skips(recipe):  # whatever is skipped, a target sees the tokens of its window
+    # whatever is skipped, a target sees the tokens of its window
+    if _skips(recipe):
         for ids in read:
             yield item(ids[:window], slice(1, None))
         return
@@ -126,7 +130,9 @@ def _generated(recipe: Recipe, source: generated.GeneratedDocuments, tokenizer: 
     form = RetrievalForm(recipe.window)
     if isinstance(recipe, ExtensionRecipe):
         data = recipe.data
-        pose = PoseSequences(recipe.window, recipe.model.target_length, data.pose) if _skips(recipe) else None
+        pose = None
+        if _skips(recipe):
+            pose = PoseSequences(recipe.window, recipe.model.target_length, data.pose)
         form = RetrievalForm(recipe.window, pose, data.packing == "single", data.attend_across)
     writer = DocumentWriter(replace(source.options, text=None), tokenizer, None, None)
     sequences = RetrievalSequences(source, writer, form, samples=SEQUENCES, seed=recipe.trainer_value("seed"))

@@ -22,7 +22,9 @@ def why_cpu(recipe: Recipe) -> str | None:
         return NO_GPU
     if recipe.chosen_cpu is not None:
         return recipe.chosen_cpu
-    return None if torch.accelerator.is_available() else NO_GPU
+    if torch.accelerator.is_available():
+        return None
+    return NO_GPU
 
 
 def cpu_multiplies_bf16() -> bool:
@@ -43,13 +45,16 @@ def describe(recipe: Recipe) -> str:
             line += "; it has no instructions for bf16: with --no_bf16 its matrix products are several times faster"
         return line
     kind = str(torch.accelerator.current_accelerator())
-    name, here = torch.cuda.get_device_name() if kind == "cuda" else kind, torch.accelerator.device_count()
+    name = torch.cuda.get_device_name() if kind == "cuda" else kind
+    here = torch.accelerator.device_count()
     on_node = process_info.current().on_node or 1
     if on_node > here:
         return f"{processes}, {on_node} of them on this machine, which has {here} x {name}: TOO FEW"
     visible = f" (this machine has {here})" if here != world else ""
     lacking = jit.no_compiler() if kind == "cuda" else None
-    slower = f"; plain PyTorch in place of Triton's kernels, slower: {lacking}" if lacking is not None else ""
+    slower = ""
+    if lacking is not None:
+        slower = f"; plain PyTorch in place of Triton's kernels, slower: {lacking}"
     return f"{world} x {name}{visible}{slower}"
 
 

@@ -25,7 +25,8 @@ from tape_ds.training import identity
 SHOWN = 8
 """Names in a message."""
 _VALUED = (run_folder.METRICS, run_folder.NONFINITE, run_folder.FINISHED)
-_LEFT_OVER = (run_folder.TRACKERS, run_folder.STOPPED, run_folder.BEGUN)  # a start that came to nothing leaves these
+# a start that came to nothing leaves these
+_LEFT_OVER = (run_folder.TRACKERS, run_folder.STOPPED, run_folder.BEGUN)
 _MARKERS = (run_folder.BEGUN, run_folder.FINISHED, run_folder.STOPPED)
 
 _IN_EVERY_LINE = {"step", "loss", "tokens_per_second", "memory_bytes", "skipped", "tokens"}
@@ -68,7 +69,9 @@ class EarlierRun:
         if not self.checkpoints:
             return f"an earlier run's {rest}"
         named = f"checkpoints of an earlier run: {', '.join(self.checkpoints)}"
-        return f"{named}; and its {rest}" if rest else named
+        if rest:
+            return f"{named}; and its {rest}"
+        return named
 
 
 def grouped(names: Iterable[str]) -> list[str]:
@@ -135,11 +138,14 @@ def check_new_start(found: EarlierRun, *, start_anew: bool, trains: bool) -> lis
     place = str(found.output)
     problems = []
     blocking = found.foreign
-    if not start_anew:  # the message about the earlier run names the rest
+    # the message about the earlier run names the rest
+    if not start_anew:
         named = {*found.files, *found.checkpoints}
         blocking = [name for name in blocking if name not in named and name.partition("/")[0] not in named]
     if blocking:
-        more = f" and {len(blocking) - SHOWN} more" if len(blocking) > SHOWN else ""
+        more = ""
+        if len(blocking) > SHOWN:
+            more = f" and {len(blocking) - SHOWN} more"
         wrong = f"it holds what no run is known to have written: {', '.join(blocking[:SHOWN])}{more}"
         remedy = "move that out of this folder, or give another output_dir"
         problems.append(Problem("output_dir", place, wrong, remedy))
@@ -200,7 +206,9 @@ def check_same_run(
 def _either(found: EarlierRun, remedies: list[str]) -> str:
     """Join remedies with those of any new run."""
     remedies = [*remedies, *([] if found.foreign else ["--start_anew to remove that"]), "another output_dir"]
-    return f"{', '.join(remedies[:-1])}, or {remedies[-1]}" if len(remedies) > 1 else remedies[0]
+    if len(remedies) > 1:
+        return f"{', '.join(remedies[:-1])}, or {remedies[-1]}"
+    return remedies[0]
 
 
 def remove(found: EarlierRun) -> list[str]:
@@ -238,7 +246,9 @@ def keep_metrics(output: Path) -> Path | None:
 def _marker(output: Path, name: str) -> dict[str, Any] | None:
     """Return a marker of :func:`tape_ds.run_folder.mark`; None for any other file of that name."""
     content = run_folder.read(output / name) or {}
-    return content if isinstance(content.get("step"), int) and name in content else None
+    if isinstance(content.get("step"), int) and name in content:
+        return content
+    return None
 
 
 def _has_run_s_metrics(output: Path) -> bool:
@@ -267,7 +277,9 @@ def _has_content(path: Path) -> bool:
 
 
 def _entries(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if folder.is_dir() else []
+    if folder.is_dir():
+        return sorted(folder.iterdir())
+    return []
 
 
 def _files_below(folder: Path) -> list[str]:

@@ -76,8 +76,10 @@ def keep_trackers_in(output: str | Path, resumed: bool = False) -> None:
     """Make trackers write into the run's folder, and continue their record when the run is resumed: W&B by its id,
     TensorBoard by its folder. On rank 0, which alone has trackers."""
     output = Path(output)
-    output.mkdir(parents=True, exist_ok=True)  # W&B turns to a temporary folder where it finds none
-    os.environ.setdefault("WANDB_MODE", "offline")  # a run never sends anything anywhere unless the user asks for it
+    # W&B turns to a temporary folder where it finds none
+    output.mkdir(parents=True, exist_ok=True)
+    # a run never sends anything anywhere unless the user asks for it
+    os.environ.setdefault("WANDB_MODE", "offline")
     os.environ.setdefault("WANDB_SILENT", "true")
     os.environ.setdefault("WANDB_DIR", str(output))
     os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(output / "tensorboard"))
@@ -120,13 +122,15 @@ def join_process_group(arguments: "TrainingArguments") -> None:
 
         deepspeed.init_distributed(dist_backend=torch.distributed.get_backend(), verbose=False)
     if torch.distributed.is_initialized():
-        rank_sync.join(arguments.ddp_timeout_delta)  # gloo's own timeout would end a run that tokenises for long
+        # gloo's own timeout would end a run that tokenises for long
+        rank_sync.join(arguments.ddp_timeout_delta)
 
 
 def end_process(code: int) -> NoReturn:
     """Exit without the interpreter's tear-down, after all exit handlers: there a thread of torch or gloo now and then
     aborts the process, and its launcher takes a finished job for a failed one."""
-    stopping.kill_children()  # workers of a loader that was not read to its end; interpreter exit would wait for them
+    # workers of a loader that was not read to its end; interpreter exit would wait for them
+    stopping.kill_children()
     logging.shutdown()
     atexit._run_exitfuncs()
     sys.stdout.flush()

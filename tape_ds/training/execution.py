@@ -18,12 +18,11 @@ from tape_ds.errors import UserError, raise_if_any
 from tape_ds.exit_codes import ExitCode
 from tape_ds.resilience import run_lock, stopping
 from tape_ds.resilience.guards import StoppedByGuard
-from tape_ds.resilience.stopping import StopRequest
+from tape_ds.resilience.stopping import Stopped, StopRequest
 from tape_ds.resilience.watchdog import Watchdog
 from tape_ds.training import compiled_ops, device, earlier_run, library_checks, model_config, report, run
 from tape_ds.training.environment import expand_segments, say
 from tape_ds.training.runs import assembly
-from tape_ds.training.trainer import Stopped
 
 
 def launch(recipe: Recipe, assemble: Callable[..., run.Run] = assembly.assemble) -> int:
@@ -34,11 +33,13 @@ def launch(recipe: Recipe, assemble: Callable[..., run.Run] = assembly.assemble)
     raise_if_any([*device.check(recipe, known), *library_checks.check(recipe)])
     expand_segments(recipe.memory.expandable_segments)
     if recipe.trains:
-        compiled_ops.compile_all(recipe)  # minutes, in which a signal ends the process at once
+        # minutes, in which a signal ends the process at once
+        compiled_ops.compile_all(recipe)
     stop = StopRequest()
     stop.listen()
     stopping.watch_launcher(stop)
-    rendezvous.leave_when(lambda: stop.reason)  # nothing is lost there, and others may never come
+    # nothing is lost there, and others may never come
+    rendezvous.leave_when(lambda: stop.reason)
     stopping.tolerate_lost_terminal()
     output = Path(recipe.trainer_value("output_dir")).expanduser()
     try:
@@ -60,12 +61,16 @@ def launch(recipe: Recipe, assemble: Callable[..., run.Run] = assembly.assemble)
 
 def execute(prepared: run.Run, stop: StopRequest | None = None) -> int:
     """Train a run (RoPE scaling alone has nothing to train) and report it; returns the exit code."""
-    rank_sync, output, resumed = RankSync(), prepared.output, prepared.resumed
+    rank_sync = RankSync()
+    output = prepared.output
+    resumed = prepared.resumed
     if rank_sync.rank == 0:
         _take_folder(prepared)
     rank_sync.first(None)
     trainer = run.build_trainer(prepared, stop)
-    started = report.begin(prepared) if trainer.is_world_process_zero() else None
+    started = None
+    if trainer.is_world_process_zero():
+        started = report.begin(prepared)
 
     def check_stop() -> None:
         """Stop between pieces of scoring, where nothing can be lost."""
@@ -74,7 +79,8 @@ def execute(prepared: run.Run, stop: StopRequest | None = None) -> int:
             raise Stopped(trainer.state.global_step, reason)
 
     distributed_map.on_round(check_stop, bar=not prepared.arguments.disable_tqdm)
-    stacks, seconds = output / run_folder.STACKS, prepared.recipe.safety.watchdog_seconds
+    stacks = output / run_folder.STACKS
+    seconds = prepared.recipe.safety.watchdog_seconds
     try:
         check_stop()
         work = getattr(prepared.sequences, "documents_read", lambda: 0)
@@ -92,7 +98,9 @@ def execute(prepared: run.Run, stop: StopRequest | None = None) -> int:
                     say(f"{run_folder.STOPPED} cannot be written: {storage.explain(error, output)}")
             say(f"{stopped}; {_newest(output, stopped.lost)}")
         _leave(output, rank_sync)
-        return 1 if stopped.lost else 0
+        if stopped.lost:
+            return 1
+        return 0
     except StoppedByGuard as stopped:
         if rank_sync.rank == 0:
             say(str(stopped))
@@ -118,16 +126,20 @@ def execute(prepared: run.Run, stop: StopRequest | None = None) -> int:
                 f"error: all {trainer.saver.failed} saves failed, so there is NO checkpoint and the run is not marked "
                 f"as finished; {output / run_folder.TRAINED} is whole. Make room on that disk before the next run"
             )
-            exit_codes.leave(ExitCode.USER_ERROR)  # keep_alive would train from the beginning, to the same end
+            # keep_alive would train from the beginning, to the same end
+            exit_codes.leave(ExitCode.USER_ERROR)
         else:
             run_folder.mark(output, run_folder.FINISHED, trainer.state.global_step, identity=dict(prepared.identity))
     _leave(output, rank_sync)
-    return ExitCode.USER_ERROR if is_unsaved else ExitCode.OK
+    if is_unsaved:
+        return ExitCode.USER_ERROR
+    return ExitCode.OK
 
 
 def _take_folder(prepared: run.Run) -> None:
     """Make the run's folder this run's: say what is removed or moved, do it, and leave the marker of its beginning."""
-    output, resumed = prepared.output, prepared.resumed
+    output = prepared.output
+    resumed = prepared.resumed
     if resumed is not None:
         for folder in checkpoint.abandon(output, resumed.folder, resumed.manifest.step):
             say(f"moved away: {folder.name}; remove it when it is no longer needed")
@@ -163,7 +175,9 @@ def _newest(output: Path, lost: bool = False) -> str:
     newest = checkpoint.committed(output)[-1:]
     if lost:
         return f"NO checkpoint could be saved; {newest[0].name if newest else 'there is none'} is the newest"
-    return f"--resume auto continues from {newest[0].name}" if newest else "nothing was trained yet"
+    if newest:
+        return f"--resume auto continues from {newest[0].name}"
+    return "nothing was trained yet"
 
 
 def _leave(output: Path, rank_sync: RankSync) -> None:

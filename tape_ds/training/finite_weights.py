@@ -8,7 +8,7 @@ from torch import nn
 
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import raise_if_any
-from tape_ds.models.loading import exact
+from tape_ds.models.files import exact
 
 
 def require_finite_weights(model: nn.Module, field: str, name: str, rank_sync: RankSync) -> None:
@@ -22,7 +22,8 @@ def require_finite_weights(model: nn.Module, field: str, name: str, rank_sync: R
     """
     own = []
     for parameter_name, parameter in model.named_parameters():
-        with deepspeed.zero.GatheredParameters([parameter]):  # does nothing to one that is not partitioned
+        # does nothing to one that is not partitioned
+        with deepspeed.zero.GatheredParameters([parameter]):
             if not exact.is_finite(parameter):
                 own.append(parameter_name)
     found = [each for names in rank_sync.objects(own) for each in names]

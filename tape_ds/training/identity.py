@@ -21,7 +21,7 @@ from tape_ds.data.sources.weights import shares_of
 from tape_ds.data.tokenized import tokenizer_fingerprint
 from tape_ds.errors import Problem, redacted
 from tape_ds.fields import FIXED, FREE, RISKY
-from tape_ds.models.loading import weight_files
+from tape_ds.models.files import weight_files
 
 COMPUTING = (
     *("accelerate", "deepspeed", "flash-attn", "liger-kernel", "peft", "python", "tape_ds", "torch", "transformers"),
@@ -47,9 +47,15 @@ class Difference:
         """Whether ``resume_anyway`` may pass over it."""
         kind, _, rest = self.name.partition(".")
         if rest == "position_weight_decay" and self.saved is None:
-            return False  # older than the group of position parameters: its optimizer state would not fit
-        fields = [each.fields()[rest] for each in KINDS.values() if rest in each.fields()]
-        return kind == "code" or (kind == "recipe" and any(RISKY in field.metadata for field in fields))
+            # older than the group of position parameters: its optimizer state would not fit
+            return False
+        if kind != "recipe":
+            return kind == "code"
+        for recipe_kind in KINDS.values():
+            field = recipe_kind.fields().get(rest)
+            if field is not None and RISKY in field.metadata:
+                return True
+        return False
 
     def __str__(self) -> str:
         return f"{self.name} was {_shown(self.saved)} and is {_shown(self.now)}"
@@ -60,24 +66,34 @@ def collect(
 ) -> dict[str, Any]:
     """Return the identity of a run as plain values; ``fingerprints`` of its training data by spec, ``base`` the folder
     of its pretrained model."""
-    idle = () if recipe.trains_positions else recipe.optimization.flat()
-    free = {"launcher"}
+    decides_nothing = {"launcher"}
     for name, field in recipe.fields().items():
         marks = field.metadata
         if FREE in marks or (name in trainer.FIELDS and FIXED not in marks and RISKY not in marks):
-            free.add(name)
-    fields = {name: value for name, value in recipe.as_dict().items() if name not in free and name not in idle}
-    found: dict[str, Any] = {f"recipe.{name}": _plain(value) for name, value in sorted(fields.items())}
-    found |= of_data(fingerprints)
-    if (shares := shares_of(recipe.as_dict().get("train_data", []))) is not None:
-        found["recipe.train_data.weight"] = shares
-    found["tokenizer"] = tokenizer_fingerprint(tokenizer)
+            decides_nothing.add(name)
+    if not recipe.trains_positions:
+        decides_nothing.update(recipe.optimization.flat())
+
+    values = recipe.as_dict()
+    identity: dict[str, Any] = {}
+    for name, value in sorted(values.items()):
+        if name not in decides_nothing:
+            identity[f"recipe.{name}"] = _plain(value)
+    identity |= of_data(fingerprints)
+    shares = shares_of(values.get("train_data", []))
+    if shares is not None:
+        identity["recipe.train_data.weight"] = shares
+
+    identity["tokenizer"] = tokenizer_fingerprint(tokenizer)
     if base is not None:
         for path in sorted(Path(base).glob("*.safetensors")) + sorted(Path(base).glob("*.bin")):
-            found[f"base.{path.name}"] = weight_files.fingerprint(path)
-    versions = {name: version for name, version in sorted(results.versions().items()) if name in COMPUTING}
-    commit = (results.commit() or {}).get("hash")
-    return found | {f"code.{name}": version for name, version in versions.items()} | {COMMIT: commit}
+            identity[f"base.{path.name}"] = weight_files.fingerprint(path)
+
+    for name, version in sorted(results.versions().items()):
+        if name in COMPUTING:
+            identity[f"code.{name}"] = version
+    identity[COMMIT] = (results.commit() or {}).get("hash")
+    return identity
 
 
 def of_data(fingerprints: Mapping[str, str]) -> dict[str, str]:
@@ -89,20 +105,32 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Differ
     by their content, whatever their specs."""
     renamed = {f"recipe.{old}": f"recipe.{new}" for old, new in RENAMED.items()}
     saved = {renamed.get(name, name): value for name, value in saved.items()}
-    if not any(name.startswith("base.") for name in saved):  # older checkpoints know no files of a base from the hub
+    # older checkpoints know no files of a base from the hub
+    if not _named(saved, "base."):
         now = {name: value for name, value in now.items() if not name.startswith("base.")}
-    found = [
-        Difference(name, _value(saved, name), _value(now, name))
-        for name in sorted(saved.keys() | now.keys())
-        if name != DATE and not name.startswith("data.") and _value(saved, name) != _value(now, name)
-    ]
-    before, after = ({name: value for name, value in each.items() if name.startswith("data.")} for each in (saved, now))
-    if list(before.values()) == list(after.values()):
+    found = []
+    for name in sorted(saved.keys() | now.keys()):
+        if name == DATE or name.startswith("data."):
+            continue
+        before = _value(saved, name)
+        after = _value(now, name)
+        if before != after:
+            found.append(Difference(name, before, after))
+
+    data_before = _named(saved, "data.")
+    data_after = _named(now, "data.")
+    if list(data_before.values()) == list(data_after.values()):
         return found
-    if before == after:  # the same sources in another order
-        return [*found, Difference("data", list(before), list(after))]
-    names = [name for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name)]
-    return found + [Difference(name, before.get(name), after.get(name)) for name in names]
+    if data_before == data_after:  # the same sources in another order
+        return [*found, Difference("data", list(data_before), list(data_after))]
+    for name in sorted(data_before.keys() | data_after.keys()):
+        if data_before.get(name) != data_after.get(name):
+            found.append(Difference(name, data_before.get(name), data_after.get(name)))
+    return found
+
+
+def _named(identity: Mapping[str, Any], beginning: str) -> dict[str, Any]:
+    return {name: value for name, value in identity.items() if name.startswith(beginning)}
 
 
 def problems(folder: Path, found: list[Difference], anyway: bool) -> list[Problem]:
@@ -126,8 +154,9 @@ def _value(identity: Mapping[str, Any], name: str) -> Any:
     if name in identity:
         return identity[name]
     kind, _, rest = name.partition(".")
-    known = kind == "recipe" and rest in trainer.FIELDS
-    return _plain(trainer.library_default(rest)) if known else None
+    if kind == "recipe" and rest in trainer.FIELDS:
+        return _plain(trainer.library_default(rest))
+    return None
 
 
 def _plain(value: Any) -> Any:
@@ -137,4 +166,6 @@ def _plain(value: Any) -> Any:
 
 def _shown(value: Any) -> str:
     text = "nothing" if value is None else str(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    if len(text) > 60:
+        text = text[:57] + "..."
+    return text

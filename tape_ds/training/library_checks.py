@@ -35,7 +35,8 @@ def check(recipe: Recipe) -> list[Problem]:
     if not recipe.trains:
         return []
     found = []
-    name, given = recipe.trainer_value("optim"), recipe.trainer_value("optim_args")
+    name = recipe.trainer_value("optim")
+    given = recipe.trainer_value("optim_args")
     if not name.startswith(_NEED_THE_MODEL) and "optimizer" not in (recipe.deepspeed or {}):
         try:
             kind, settings = _optimizer_of(recipe, name, given)
@@ -44,15 +45,19 @@ def check(recipe: Recipe) -> list[Problem]:
             lacking = isinstance(error, ImportError) or "install" in str(error)
             if not (lacking and recipe.elsewhere):
                 field, value = ("optim_args", given) if given and not lacking else ("optim", name)
-                remedy = "choose another optim" if field == "optim" else "write name=value, name=value, or remove it"
+                remedy = "write name=value, name=value, or remove it"
+                if field == "optim":
+                    remedy = "choose another optim"
                 found.append(Problem(field, value, f"{name} cannot be made: {error}", remedy))
         else:
             each = given.split(",") if given else []
-            for index, argument in enumerate(each):  # transformers passes over what it does not know
+            # transformers passes over what it does not know
+            for index, argument in enumerate(each):
                 if _optimizer_of(recipe, name, ",".join(each[:index] + each[index + 1 :])) == (kind, settings):
                     found.append(Problem("optim_args", argument, f"changes nothing of {name}", "remove it"))
 
-    backend, mode = recipe.trainer_value("torch_compile_backend"), recipe.trainer_value("torch_compile_mode")
+    backend = recipe.trainer_value("torch_compile_backend")
+    mode = recipe.trainer_value("torch_compile_mode")
     if backend is not None and backend.upper() not in DynamoBackend.__members__:
         remedy = did_you_mean(backend, [each.lower() for each in DynamoBackend.__members__])
         found.append(Problem("torch_compile_backend", backend, "unknown", remedy))
@@ -84,19 +89,23 @@ def check(recipe: Recipe) -> list[Problem]:
 def warmup_steps(asked: float, steps: int) -> int:
     """Return the warm-up among ``steps`` (at least 1). A share (below 1) is rounded up, but leaves the last step its
     full rate: a run of one step, whose only rate would be 0, has no warm-up."""
-    return int(asked) if asked >= 1 else min(math.ceil(asked * steps), steps - 1)
+    if asked >= 1:
+        return int(asked)
+    return min(math.ceil(asked * steps), steps - 1)
 
 
 def check_schedule(recipe: Recipe, steps: int) -> list[Problem]:
     """Check that the schedule of a run of ``steps`` steps can be built, and gives rates from 0 to learning_rate."""
     if "scheduler" in (recipe.deepspeed or {}):
         return []
-    name, given = recipe.trainer_value("lr_scheduler_type"), recipe.trainer_value("lr_scheduler_kwargs") or {}
+    name = recipe.trainer_value("lr_scheduler_type")
+    given = recipe.trainer_value("lr_scheduler_kwargs") or {}
     warmup = warmup_steps(recipe.trainer_value("warmup_steps"), steps)
     parameters = inspect.signature(TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(name)]).parameters
     takes = parameters.keys() - {"optimizer", "num_warmup_steps", "num_training_steps", "last_epoch"}
     found = []
-    for each in given.keys() - takes:  # some schedules ignore what they do not take
+    # some schedules ignore what they do not take
+    for each in given.keys() - takes:
         remedy = did_you_mean(each, takes) if takes else "remove it"
         found.append(Problem(f"lr_scheduler_kwargs.{each}", given[each], f"no argument of {name}", remedy))
     decay = given.get("num_decay_steps")
@@ -124,14 +133,19 @@ def check_schedule(recipe: Recipe, steps: int) -> list[Problem]:
         wrong = "no step is left to decay in"
     except Exception as error:  # a schedule is a library's own function, and raises whatever it meets
         wrong = str(error)
-    where = f"over {steps:,} steps, {warmup:,} of them warm-up" if steps < UNKNOWN else "over epochs"
+    where = "over epochs"
+    if steps < UNKNOWN:
+        where = f"over {steps:,} steps, {warmup:,} of them warm-up"
     where += f", with {given}" if given else ""
     remedy = "change warmup_steps, max_steps, lr_scheduler_type or lr_scheduler_kwargs"
-    return [Problem("lr_scheduler_type", name, f"{where}: {wrong}", remedy)] if wrong else []
+    if wrong:
+        return [Problem("lr_scheduler_type", name, f"{where}: {wrong}", remedy)]
+    return []
 
 
 def _optimizer_of(recipe: Recipe, name: str, given: str | None) -> tuple[Any, dict[str, Any]]:
     arguments: Any = Namespace(**{field: recipe.trainer_value(field) for field in trainer.FIELDS})
-    arguments.optim, arguments.optim_args = OptimizerNames(name), given
+    arguments.optim = OptimizerNames(name)
+    arguments.optim_args = given
     kind, settings = Trainer.get_optimizer_cls_and_kwargs(arguments)
     return kind, dict(settings)

@@ -19,8 +19,12 @@ def model_flops_utilisation(
     """Return MFU: the share, 0 to 1, of the devices' peak that the model's own arithmetic uses (forward and backward,
     without recomputation); None where the peak of ``device`` is unknown, as a CPU's is. Tokens per second are of all
     devices together."""
-    peak = hardware.peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-    return None if peak is None else tokens_per_second * flops_per_token / (devices * peak)
+    peak = None
+    if device.type == "cuda":
+        peak = hardware.peak_flops(torch.cuda.get_device_name(device))
+    if peak is None:
+        return None
+    return tokens_per_second * flops_per_token / (devices * peak)
 
 
 def memory_bytes(device: torch.device) -> int:

@@ -25,9 +25,10 @@ from tape_ds.encodings import trained_rope
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models import decoder_configuration
 from tape_ds.models.configuration import TapeConfig
-from tape_ds.models.loading import config_file, extendable, hub, json_file, model_folder
+from tape_ds.models.files import config_file, hub, json_file
+from tape_ds.models.files.config_file import BAICHUAN, TAPE
+from tape_ds.models.loading import extendable, model_folder
 from tape_ds.models.loading.base_model import BaseModel
-from tape_ds.models.loading.config_file import BAICHUAN, TAPE
 from tape_ds.planning import shape
 from tape_ds.planning.shape import Config
 
@@ -37,7 +38,8 @@ PLAIN = "rope"
 
 def extended(recipe: ExtensionRecipe, base: BaseModel, tokenizer: Any = NO_TOKENIZER) -> Config:
     """Return the configuration of a recipe's extended model."""
-    model, target = recipe.model, recipe.model.target_length
+    model = recipe.model
+    target = recipe.model.target_length
     given = position_options(recipe, base.config)
     try:
         return extendable.configure(
@@ -70,9 +72,11 @@ def position_options(recipe: ExtensionRecipe, native: PreTrainedConfig) -> dict[
 def require_fit(recipe: Recipe, base: BaseModel) -> None:
     """Raise UserError for what the base model of a recipe cannot do; for a run, its dry run and a plan alike."""
     native = base.config
-    encoding, options = getattr(native, "position_encoding", PLAIN), getattr(native, "position_options", None) or {}
+    encoding = getattr(native, "position_encoding", PLAIN)
+    options = getattr(native, "position_options", None) or {}
     if isinstance(recipe, ExtensionRecipe):
-        encoding, options = recipe.model.position_encoding, position_options(recipe, native)
+        encoding = recipe.model.position_encoding
+        options = position_options(recipe, native)
     found = list(check_model(recipe.scale, native))
     family = "llama" if native.model_type == TAPE else native.model_type.removeprefix("tape_")
 
@@ -115,7 +119,8 @@ def require_fit(recipe: Recipe, base: BaseModel) -> None:
 
 def _only_rope(recipe: ExtensionRecipe, native: PreTrainedConfig) -> Iterator[Problem]:
     """Yield what a class of transformers has not: another encoding than RoPE, and the position state."""
-    model, method = recipe.model, recipe.method
+    model = recipe.model
+    method = recipe.method
     if model.position_encoding != PLAIN:
         remedy = decoder_configuration.PLAIN
         if "position_encoding" in recipe.given:
@@ -132,7 +137,9 @@ def _only_rope(recipe: ExtensionRecipe, native: PreTrainedConfig) -> Iterator[Pr
 
 def linear_maps(base: BaseModel) -> Mapping[str, bool]:
     """Return the names of the linear maps of a base's blocks -> whether attention has them."""
-    return base.shape.linear_maps if base.is_foreign else LLAMAS_MAPS
+    if base.is_foreign:
+        return base.shape.linear_maps
+    return LLAMAS_MAPS
 
 
 def with_targets(recipe: ExtensionRecipe, base: BaseModel) -> ExtensionRecipe:
@@ -155,7 +162,9 @@ def finetuned(recipe: FinetuningRecipe, native: PreTrainedConfig, longest: int |
     if native.model_type == TAPE:
         changes["position_options"] = encodings.kept_options(native) or None
     config = as_it_is(native, recipe.model.attention_backend, **changes)
-    return encodings.config_at(config, length) if config.model_type == TAPE else config
+    if config.model_type == TAPE:
+        return encodings.config_at(config, length)
+    return config
 
 
 def as_it_is(native: PreTrainedConfig, attention_backend: str, **changes: Any) -> Config:
@@ -193,11 +202,15 @@ def known_config(recipe: Recipe) -> Config | None:
     if isinstance(recipe, GeneratedRecipe):
         return planned_config(recipe)
     if isinstance(recipe, PretrainingRecipe):
-        return planned_config(recipe) if _entries(recipe) else None
+        if _entries(recipe):
+            return planned_config(recipe)
+        return None
     name = recipe.model.model
     file = config_file.find(name, online=True)
     is_known = shape.known(name) or (name.endswith(".gguf") and paths.of(name).is_file())
-    return planned_config(recipe, None if file is None else str(file)) if file or is_known else None
+    if file or is_known:
+        return planned_config(recipe, None if file is None else str(file))
+    return None
 
 
 def check_weights(recipe: Recipe, config: Config | None) -> None:
@@ -208,7 +221,8 @@ def check_weights(recipe: Recipe, config: Config | None) -> None:
         return
     folder = paths.of(name)
     content = json_file.read(folder / hub.CONFIG, "model", name)
-    if content.get("model_type") != BAICHUAN:  # converted first, which gives its tensors other names
+    # converted first, which gives its tensors other names
+    if content.get("model_type") != BAICHUAN:
         extendable.check_weights(folder, config)
 
 

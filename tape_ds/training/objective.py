@@ -73,14 +73,17 @@ class Weighted(Objective):
         whole = 0.0
         count = 0
         for batch in batches:
-            targets_BT = batch["labels"][:, 1:] != IGNORED  # nothing predicts a first token
+            # nothing predicts a first token
+            targets_BT = batch["labels"][:, 1:] != IGNORED
             whole += float(batch["target_weights"][:, 1:][targets_BT].sum(dtype=torch.float64))
             count += int(targets_BT.sum())
         # processes that read the same sequences count them as often in both sums
         sums = self.rank_sync.numbers([whole, count])
         all_weights = sum(weights for weights, _ in sums)
         all_targets = sum(counted for _, counted in sums)
-        return targets if all_weights == all_targets else targets * (all_weights / all_targets)
+        if all_weights == all_targets:
+            return targets
+        return targets * (all_weights / all_targets)
 
     def figures(self, output: Any) -> Tensor:
         return torch.stack((output.plain_sum, output.weight_sum)) / self.targets
@@ -124,7 +127,8 @@ class LongCE(Weighted):
 
         As many short sequences are read at a time as have the tokens of the batch.
         """
-        short, stride = self.settings.longce_short, self.settings.longce_stride
+        short = self.settings.longce_short
+        stride = self.settings.longce_stride
         ids_BT, documents_BT, labels_BT = (inputs[name] for name in ("input_ids", "document_ids", "labels"))
         positions_BT = inputs["position_ids"].expand_as(ids_BT)
         tokens = ids_BT.shape[1]
@@ -136,7 +140,8 @@ class LongCE(Weighted):
         rounds = len(parts)
         if self.alike:
             rounds = int(max(count for (count,) in self.rank_sync.numbers([rounds])))
-        while len(parts) < rounds:  # another process has more to read: the first tokens of all
+        # another process has more to read: the first tokens of all
+        while len(parts) < rounds:
             parts.append(begins.new_zeros(1, 2))
 
         found_BT = torch.zeros(ids_BT.shape, device=ids_BT.device)
@@ -187,4 +192,6 @@ def choose(
         return Distilled(teacher)
     if weights is None or weights.target_weights == "equal":
         return Objective()
-    return Weighted(rank_sync) if weights.target_weights == "exact" else LongCE(weights, rank_sync, group, alike=alike)
+    if weights.target_weights == "exact":
+        return Weighted(rank_sync)
+    return LongCE(weights, rank_sync, group, alike=alike)

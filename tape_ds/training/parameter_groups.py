@@ -15,7 +15,9 @@ from transformers import TrainingArguments
 from tape_ds.config.sections import Optimization
 from tape_ds.methods.groups import position_parameters
 
-MATRICES, VECTORS, POSITIONS = "matrices", "vectors", "position parameters"
+MATRICES = "matrices"
+VECTORS = "vectors"
+POSITIONS = "position parameters"
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,15 @@ class ParameterGroup:
 def divide(model: nn.Module, arguments: TrainingArguments, optimization: Optimization) -> list[ParameterGroup]:
     """Return the groups of trained parameters, position parameters last; none is empty."""
     found: dict[str, dict[str, nn.Parameter]] = {MATRICES: {}, VECTORS: {}, POSITIONS: {}}
-    positions, rate = position_parameters(model), arguments.learning_rate
+    positions = position_parameters(model)
+    rate = arguments.learning_rate
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            shape = getattr(parameter, "ds_shape", parameter.shape)  # sharded, it has one dimension
-            kind = POSITIONS if name in positions else MATRICES if len(shape) > 1 else VECTORS
+            # sharded, it has one dimension
+            shape = getattr(parameter, "ds_shape", parameter.shape)
+            kind = MATRICES if len(shape) > 1 else VECTORS
+            if name in positions:
+                kind = POSITIONS
             found[kind][name] = parameter
     groups = (
         ParameterGroup(MATRICES, found[MATRICES], rate, arguments.weight_decay),

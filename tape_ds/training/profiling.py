@@ -42,7 +42,8 @@ class StepProfiler(TrainerCallback):
         if on_cuda:
             torch.cuda.memory._record_memory_history(stacks="python")
         before = self.profile.profile_start - 1
-        warmup = min(before, 1)  # its first step costs the profiler more than others
+        # its first step costs the profiler more than others
+        warmup = min(before, 1)
         self._profiler = torch.profiler.profile(
             activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_cuda,
             schedule=schedule(
@@ -67,7 +68,8 @@ class StepProfiler(TrainerCallback):
 
     def _end(self) -> None:
         assert self._profiler is not None
-        profiler, self._profiler = self._profiler, None
+        profiler = self._profiler
+        self._profiler = None
         profiler.stop()
         if self.trainer.args.device.type == "cuda":
             torch.cuda.memory._record_memory_history(enabled=None)
@@ -94,7 +96,9 @@ def summarise(profiler: torch.profiler.profile) -> str:
     steps = [event for event in profiler.events() or [] if event.name.startswith("ProfilerStep")]
     mean = sum(event.time_range.elapsed_us() for event in steps) / len(steps) / 1e3
     averages = profiler.key_averages()
-    clock = "device" if any(row.self_device_time_total for row in averages) else "cpu"
+    clock = "cpu"
+    if any(row.self_device_time_total for row in averages):
+        clock = "device"
     table = averages.table(sort_by=f"self_{clock}_time_total", row_limit=ROWS)
     note = "The profiler makes them slower than others."
     return f"{len(steps)} steps of {mean:,.1f} ms. {note}\n\n```\n{table}```"

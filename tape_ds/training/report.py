@@ -11,7 +11,8 @@ from tape_ds.data.sources.weights import percent
 from tape_ds.errors import redacted
 from tape_ds.numbers import summarise
 from tape_ds.run_folder import RESULTS, TRAINED
-from tape_ds.training import device, plots, tables
+from tape_ds.scoring import plots, tables
+from tape_ds.training import device
 from tape_ds.training.callbacks import PositionUpdates, TokensBySource
 from tape_ds.training.objective import Weighted
 from tape_ds.training.run import Run
@@ -24,37 +25,33 @@ LOGGED = ("step", "loss", *Weighted.names)
 def begin(run: Run) -> results.Result:
     """Print what is about to be trained (model, parameters, data, sizes, folder), and return the facts of the run that
     are known at its start; rank 0 only."""
-    recipe, arguments = run.recipe, run.arguments
+    recipe = run.recipe
+    arguments = run.arguments
     total, trained = run.parameter_counts
-    stage = deepspeed_config.stage(recipe.deepspeed)
-    micro, layout = arguments.per_device_train_batch_size, recipe.layout(arguments.world_size)
-    own = run.outline()
-    tokens = f"{run.most_tokens:,} tokens"
-    if run.mean_tokens != run.most_tokens:
-        tokens = f"{run.mean_tokens:,} tokens in the mean (at most {run.most_tokens:,})"
-    rows = {
-        "model": own.pop("model"),
-        "encoding": own.pop("encoding"),
-        "method": f"{run.method}: {trained / 1e6:,.3f} M parameters trained ({trained / total:.2%})",
-        # without the names that peft puts around the model's own
-        "trained": summarise(tuple(name.removeprefix("base_model.model.") for name in run.names)) or "nothing",
-        **own,
-        **({"left out": str(run.bad_rows)} if run.bad_rows.problems else {}),
-        "batch": f"{recipe.global_batch_size} sequences x {tokens} = {run.tokens_per_step:,} tokens "
-        f"a step ({micro} per device x {layout.data} {layout.readers} x "
-        f"{arguments.gradient_accumulation_steps} accumulation)",
-        "steps": f"{run.steps:,}, seed {arguments.seed}",
-        **({"rates": run.rates} if run.names else {}),
-        **weighting(run),
-        **averages(run),
-        **({"layout": recipe.layout_choice} if recipe.layout_choice else {}),
-        "engine": f"{f'ZeRO-{stage}' if arguments.deepspeed else 'no DeepSpeed'}, "
-        f"{'bf16' if arguments.bf16 else 'fp16' if arguments.fp16 else 'fp32'}, checkpointing "
-        f"{'on' if arguments.gradient_checkpointing else 'off'}",
-        "device": device.describe(recipe),
-        **({"memory": run.plan.summary()} if run.plan is not None else {}),
-        "results": str(run.output),
-    }
+
+    # the kind's own rows: model and encoding come first, the others after what is trained
+    of_kind = run.outline()
+    rows = {"model": of_kind.pop("model"), "encoding": of_kind.pop("encoding")}
+    rows["method"] = f"{run.method}: {trained / 1e6:,.3f} M parameters trained ({trained / total:.2%})"
+    # without the names that peft puts around the model's own
+    names = tuple(name.removeprefix("base_model.model.") for name in run.names)
+    rows["trained"] = summarise(names) or "nothing"
+    rows |= of_kind
+    if run.bad_rows.problems:
+        rows["left out"] = str(run.bad_rows)
+    rows["batch"] = _batch(run)
+    rows["steps"] = f"{run.steps:,}, seed {arguments.seed}"
+    if run.names:
+        rows["rates"] = run.rates
+    rows |= weighting(run)
+    rows |= averages(run)
+    if recipe.layout_choice:
+        rows["layout"] = recipe.layout_choice
+    rows["engine"] = _engine(run)
+    rows["device"] = device.describe(recipe)
+    if run.plan is not None:
+        rows["memory"] = run.plan.summary()
+    rows["results"] = str(run.output)
     tables.print_rows(rows)
     return results.collect(
         command=sys.argv,
@@ -65,25 +62,60 @@ def begin(run: Run) -> results.Result:
     )
 
 
+def _batch(run: Run) -> str:
+    recipe = run.recipe
+    arguments = run.arguments
+    layout = recipe.layout(arguments.world_size)
+    tokens = f"{run.most_tokens:,} tokens"
+    if run.mean_tokens != run.most_tokens:
+        tokens = f"{run.mean_tokens:,} tokens in the mean (at most {run.most_tokens:,})"
+    micro_batches = f"{arguments.per_device_train_batch_size} per device x {layout.data} {layout.readers}"
+    steps = f"{arguments.gradient_accumulation_steps} accumulation"
+    whole = f"{recipe.global_batch_size} sequences x {tokens} = {run.tokens_per_step:,} tokens a step"
+    return f"{whole} ({micro_batches} x {steps})"
+
+
+def _engine(run: Run) -> str:
+    arguments = run.arguments
+    engine = "no DeepSpeed"
+    if arguments.deepspeed:
+        engine = f"ZeRO-{deepspeed_config.stage(run.recipe.deepspeed)}"
+    precision = "fp32"
+    if arguments.bf16:
+        precision = "bf16"
+    elif arguments.fp16:
+        precision = "fp16"
+    checkpointing = "on" if arguments.gradient_checkpointing else "off"
+    return f"{engine}, {precision}, checkpointing {checkpointing}"
+
+
 def weighting(run: Run) -> dict[str, str]:
     """Return lines about the weights of targets; none where all count the same."""
     chosen = run.recipe.weighting
     if chosen.target_weights == "equal":
         return {}
     lines = {"target weights": chosen.outline(run.recipe.window)}
-    return lines if run.exact_weights is None else {**lines, "left context": str(run.exact_weights)}
+    if run.exact_weights is not None:
+        lines["left context"] = str(run.exact_weights)
+    return lines
 
 
 def averages(run: Run) -> dict[str, str]:
     count = run.recipe.averaging.average_last
-    return {"average": f"the trained weights are the mean of the last {count} checkpoints"} if count else {}
+    if not count:
+        return {}
+    return {"average": f"the trained weights are the mean of the last {count} checkpoints"}
 
 
 def conclude(run: Run, trainer: TapeTrainer, started: results.Result) -> None:
-    history = [entry for entry in trainer.state.log_history if "loss" in entry]  # of a resumed run's first part, too
+    # of a resumed run's first part, too
+    history = [entry for entry in trainer.state.log_history if "loss" in entry]
     folder = run.output / RESULTS
+    logged = []
+    for entry in history:
+        logged.append({name: entry[name] for name in LOGGED if name in entry})
     figures = {
-        "train_loss": [{name: entry[name] for name in LOGGED if name in entry} for entry in history],
+        "train_loss": logged,
         "steps": trainer.state.global_step,
         "skipped_steps": trainer.skipped_steps,
         "tokens": trainer.state.global_step * run.tokens_per_step,
@@ -93,19 +125,24 @@ def conclude(run: Run, trainer: TapeTrainer, started: results.Result) -> None:
         "parameters": dict(zip(("all", "trained"), run.parameter_counts, strict=True)),
         **run.figures(),
     }
-    if bad := run.bad_rows.problems:
-        figures["bad_rows"] = [redacted(f"{each.value}: {each.wrong}") for each in bad]
+    if run.bad_rows.problems:
+        figures["bad_rows"] = [redacted(f"{row.value}: {row.wrong}") for row in run.bad_rows.problems]
         print(f"left out of the data: {run.bad_rows}")
     if isinstance(run.sequences, MixedSequences):
-        found = run.sequences.tokens(trainer.state.global_step * run.recipe.global_batch_size)
-        figures[TokensBySource.NAME] = found
-        whole = sum(found.values())
-        shares = (f"{redacted(spec)} {tokens:,} ({percent(tokens / whole)})" for spec, tokens in found.items())
+        by_source = run.sequences.tokens(trainer.state.global_step * run.recipe.global_batch_size)
+        figures[TokensBySource.NAME] = by_source
+        whole = sum(by_source.values())
+        shares = []
+        for spec, tokens in by_source.items():
+            shares.append(f"{redacted(spec)} {tokens:,} ({percent(tokens / whole)})")
         print("tokens of each source: " + "; ".join(shares))
     results.save(started.finish(figures), folder / "run.json")
     if history:
         plots.loss_curve(history, folder / "loss.png")
-    measured = [(entry["step"], entry[PositionUpdates.NAME]) for entry in history if PositionUpdates.NAME in entry]
+    measured = []
+    for entry in history:
+        if PositionUpdates.NAME in entry:
+            measured.append((entry["step"], entry[PositionUpdates.NAME]))
     if measured:
         plots.position_updates(measured, folder / "position_updates.png")
     run.show()
@@ -128,4 +165,6 @@ def mean_speed(history: Sequence[Mapping[str, float]]) -> float | None:
         steps = entry["step"] - before["step"]
         tokens += steps
         seconds += steps / entry["tokens_per_second"]
-    return tokens / seconds if tokens else None
+    if tokens:
+        return tokens / seconds
+    return None

@@ -66,7 +66,9 @@ class Retrieval:
         return ScoredAround(announcement, before, after, self.file, measure, asked_of, read, write, self.show)
 
     def read(self) -> Asked:
-        return read(self.file) if self.questions else {}
+        if self.questions:
+            return read(self.file)
+        return {}
 
 
 def draw_ruler(

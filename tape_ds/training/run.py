@@ -191,7 +191,9 @@ def _numel(parameter: nn.Parameter) -> int:
     """Return numbers of a whole parameter, however it is held: sharded by ZeRO-3, a piece of it in each process, or two
     to a byte in 4 bits."""
     packed = getattr(parameter, "quant_state", None)
-    return packed.shape.numel() if packed is not None else whole_numel(parameter)
+    if packed is not None:
+        return packed.shape.numel()
+    return whole_numel(parameter)
 
 
 def weights_dtype(arguments: TrainingArguments, trains: bool = True) -> torch.dtype:
@@ -203,7 +205,11 @@ def weights_dtype(arguments: TrainingArguments, trains: bool = True) -> torch.dt
     """
     if trains and not arguments.deepspeed:
         return torch.float32
-    return torch.bfloat16 if arguments.bf16 else torch.float16 if arguments.fp16 else torch.float32
+    if arguments.bf16:
+        return torch.bfloat16
+    if arguments.fp16:
+        return torch.float16
+    return torch.float32
 
 
 def sample_count(recipe: Recipe, sequences: int) -> int:
@@ -219,7 +225,9 @@ def sample_count(recipe: Recipe, sequences: int) -> int:
 def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
     """Return the trainer with this project's callbacks instead of transformers' printing ones; ``stop`` asks it to
     stop."""
-    recipe, arguments, output = run.recipe, run.arguments, run.output
+    recipe = run.recipe
+    arguments = run.arguments
+    output = run.output
     keep_trackers_in(output, resumed=run.resumed is not None)
     use_liger(run)
     # Under ZeRO-3, gather a layer's experts as one: which of them a rank calls depends on its tokens.
@@ -277,13 +285,15 @@ def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
     # add_callback warns of two of one class
     trainer.callback_handler.callbacks += run.scoring()
     trainer.add_callback(Progress(trainer, output / METRICS))
-    if run.names and recipe.samples.sample_prompts:  # after Progress, which reads the memory of a step
+    # after Progress, which reads the memory of a step
+    if run.names and recipe.samples.sample_prompts:
         trainer.add_callback(WriteSamples(trainer, recipe.samples, run.tokenizer))
     return trainer
 
 
 def use_liger(run: Run) -> None:
-    choice, reason = run.recipe.model.liger, liger.why_not(run.arguments.device)
+    choice = run.recipe.model.liger
+    reason = liger.why_not(run.arguments.device)
     assert choice != "on" or reason is None, "checked with the recipe"
     if choice != "off" and reason is None:
         logger.info("Liger's kernels in place of: %s", ", ".join(liger_forwards.use_liger(run.model)))

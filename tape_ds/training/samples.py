@@ -39,7 +39,8 @@ class WriteSamples(TrainerCallback):
 
     def _send(self, tracker: Any, pairs: list[tuple[str, str]], step: int) -> None:
         """Give the texts to TensorBoard or W&B."""
-        board, wandb = getattr(tracker, "tb_writer", None), getattr(tracker, "_wandb", None)
+        board = getattr(tracker, "tb_writer", None)
+        wandb = getattr(tracker, "_wandb", None)
         if board is not None:
             for number, (prompt, text) in enumerate(pairs):
                 board.add_text(f"{NAME}/{number}", f"    {prompt}|{text}", step)
@@ -48,10 +49,12 @@ class WriteSamples(TrainerCallback):
             wandb.log({NAME: wandb.Table(columns=["step", "prompt", "text"], data=rows), "train/global_step": step})
 
     def write(self, model: Any) -> list[str]:
-        ends, texts = ends_of(model, self.tokenizer), []
+        ends = ends_of(model, self.tokenizer)
+        texts = []
         devices = [self.trainer.args.device] if self.trainer.args.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
-            for prompt in self.asked.sample_prompts:  # one by one: padding would be another text to some encodings
+            # one by one: padding would be another text to some encodings
+            for prompt in self.asked.sample_prompts:
                 self.trainer.beat("scoring")
                 ids = prompt_ids(prompt, self.tokenizer)
                 (new,) = continue_prompts(model, [ids], new_tokens=self.asked.sample_tokens, ends=ends)

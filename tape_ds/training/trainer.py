@@ -43,7 +43,7 @@ from tape_ds.methods.prepare import assert_trainable
 from tape_ds.resilience import guards
 from tape_ds.resilience.guards import NonFinite, SkipCounter, StoppedByGuard
 from tape_ds.resilience.spikes import Spike, SpikeDetector
-from tape_ds.resilience.stopping import StopRequest, shield_worker, take_save_request
+from tape_ds.resilience.stopping import Stopped, StopRequest, shield_worker, take_save_request
 from tape_ds.resilience.watchdog import Watchdog
 from tape_ds.training import metrics, objective, parameter_groups
 from tape_ds.training.environment import say
@@ -64,17 +64,6 @@ class RestoreState(TrainerCallback):
     def on_train_end(self, *_: Any, **__: Any) -> None:
         self.trainer.beat("saving")
         self.trainer.saver.finish()
-
-
-class Stopped(Exception):  # noqa: N818 - nothing went wrong
-    """Raised on all ranks together when a run ends before its last step because it was asked to; ``lost``: a disk kept
-    the checkpoint of these steps from being committed."""
-
-    def __init__(self, step: int, reason: str, *, lost: bool = False):
-        super().__init__(f"stopped at step {step}: {reason}")
-        self.step = step
-        self.reason = reason
-        self.lost = lost
 
 
 class TapeTrainer(Trainer):
@@ -141,7 +130,8 @@ class TapeTrainer(Trainer):
         file = output / run_folder.NONFINITE if self.rank_sync.rank == 0 else None
 
         def samples_of(step: int, rank: int) -> list[int]:
-            each, readers = self.args.per_device_train_batch_size, self.layout.data
+            each = self.args.per_device_train_batch_size
+            readers = self.layout.data
             batch = each * readers * self.args.gradient_accumulation_steps
             reader = self.layout.data_rank(rank)
             return guards.samples_of_step(step, reader, global_batch=batch, micro_batch=each, world=readers)
@@ -281,7 +271,9 @@ class TapeTrainer(Trainer):
     @property
     def rng_file(self) -> str:
         """Name of this rank's file of random states, as transformers chooses it."""
-        return f"rng_state_{self.args.process_index}.pth" if self.args.world_size > 1 else "rng_state.pth"
+        if self.args.world_size > 1:
+            return f"rng_state_{self.args.process_index}.pth"
+        return "rng_state.pth"
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write a folder of trained weights; every rank takes part in gathering it."""
@@ -290,7 +282,9 @@ class TapeTrainer(Trainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Write this rank's part of a checkpoint, and commit it with all others."""
-        name, self._save_name, self.saved = self._save_name, None, None
+        name = self._save_name
+        self._save_name = None
+        self.saved = None
         self.beat("saving")
         self.store_flos()
         counted = sum(cuts.whole_numel(p) for p in self.model.parameters() if p.requires_grad)
@@ -340,7 +334,8 @@ class TapeTrainer(Trainer):
         loss = super().training_step(*args, **kwargs)
         self.beat("step")
         if self._skipped_loss is not None:
-            loss, self._skipped_loss = self._skipped_loss, None
+            loss = self._skipped_loss
+            self._skipped_loss = None
         self._own_loss += loss
         return loss
 
@@ -407,7 +402,8 @@ class TapeTrainer(Trainer):
         self.beat("agreement")
         asked = take_save_request(Path(self.args.output_dir)) if self.rank_sync.rank == 0 else None
         reason = self._stop.reason if self._stop is not None else None
-        loss, self._own_loss = self._own_loss.item(), torch.zeros_like(self._own_loss)
+        loss = self._own_loss.item()
+        self._own_loss = torch.zeros_like(self._own_loss)
         norm = math.nan if grad_norm is None else float(grad_norm)
         norm = math.inf if grad_norm is not None and math.isnan(norm) else norm
         own = [float(reason is not None), float(asked is not None), float(self.saver.done), loss, norm]
@@ -431,7 +427,8 @@ class TapeTrainer(Trainer):
     def _check_finite(self, losses: Sequence[float], norms: Sequence[float]) -> None:
         """Report a step with a spike or with numbers that are not finite. Raises StoppedByGuard after too many of
         them."""
-        step, before = self.state.global_step, self._skipped
+        step = self.state.global_step
+        before = self._skipped
         self._skipped = self.skipped_steps
         scaled = getattr(self.accelerator, "scaler", None) is not None
         skipped = self._skipped > before or (scaled and bool(self.accelerator.optimizer_step_was_skipped))
@@ -461,11 +458,14 @@ class TapeTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
             # figures since the last logging step; the first ones start with training, model set-up excluded
-            step, now, device = self.state.global_step, time.perf_counter(), self.args.device
+            step = self.state.global_step
+            now = time.perf_counter()
+            device = self.args.device
             before = self._clock or (step, now)
             self._clock = (step, now)
             first, started = self._begin or before
-            seconds, done = now - before[1], step - first
+            seconds = now - before[1]
+            done = step - first
             speed = (step - before[0]) * self.tokens_per_step / seconds if seconds > 0 else math.nan
             measured = {
                 "tokens_per_second": speed,

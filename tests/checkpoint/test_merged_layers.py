@@ -10,7 +10,7 @@ from torch import nn
 from tape_ds.checkpoint.merged_layers import Adapter, MergedLayer, MergedLinear, merged_layer
 from tape_ds.errors import UserError
 from tape_ds.models import hollow
-from tape_ds.models.loading.tensor_rows import LoadedRows
+from tape_ds.models.files.tensor_rows import LoadedRows
 from tape_ds.models.model_weights import NotByTensorError
 
 ADAPTER = Adapter("model", "an adapter", "LORA")

@@ -21,7 +21,7 @@ from tape_ds import TapeForCausalLM, storage
 from tape_ds.checkpoint.adapted_weights import AdaptedWeights
 from tape_ds.cli import export, merge
 from tape_ds.models import writing
-from tape_ds.models.loading import config_file
+from tape_ds.models.loading import known_config
 from tape_ds.models.writing import SafetensorsFile
 from tests.export.conftest import base
 from tests.models.helpers import tiny_config, tokens
@@ -62,7 +62,7 @@ def test_an_adapter_of_peft_becomes_a_whole_folder(base, tmp_path, capsys):
     assert tokenizer.get_vocab() == AutoTokenizer.from_pretrained(base).get_vocab()
     assert tokenizer.model_max_length == whole.config.max_position_embeddings
     assert not list((tmp_path / "whole").glob("adapter*"))
-    assert config_file.check(str(tmp_path / "whole"), online=False) == []
+    assert known_config.check_model(str(tmp_path / "whole"), online=False) == []
     assert f"whole: {base} + the adapter {folder}, 0." in capsys.readouterr().out
 
 
@@ -119,7 +119,7 @@ def test_export_and_recipes_name_the_command_that_makes_a_whole_model(base, tmp_
     folder = adapter(base, tmp_path / "adapter")
     assert export.main([str(folder), str(tmp_path / "out")]) == 2
     assert f"tape-ds merge {folder} OUT" in " ".join(capsys.readouterr().err.split())
-    (problem,) = config_file.check(str(folder), online=False)
+    (problem,) = known_config.check_model(str(folder), online=False)
     assert problem.remedy.endswith(f"tape-ds merge {folder} OUT")
 
 

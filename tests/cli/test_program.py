@@ -16,7 +16,7 @@ from tape_ds.cli import program
 from tape_ds.cli.program import MODULES
 from tape_ds.config.kinds import KINDS
 from tape_ds.distributed import hostfile
-from tape_ds.distributed.launch_command import DEEPSPEED_OPTIONS, OPTION_NAMES
+from tape_ds.distributed.launch_command import COMMANDS, DEEPSPEED_OPTIONS, OPTION_NAMES, TRAINING
 from tape_ds.errors import UserError
 from tape_ds.installation import ROOT
 
@@ -31,6 +31,12 @@ def alone(monkeypatch):
 def test_every_command_is_a_module_with_a_main():
     modules = {importlib.import_module(f"tape_ds.cli.{module}") for module in MODULES.values()}
     assert all(callable(module.main) for module in modules)
+
+
+def test_every_kind_of_recipe_has_its_script_and_every_training_command_its_line():
+    files = {path.stem for path in (ROOT / "launchers").glob("*.py")}
+    assert set(KINDS) == set(COMMANDS) == files - {"keep_alive"}
+    assert list(program.GROUPS["Train"]) == list(TRAINING)
 
 
 @pytest.mark.parametrize(
@@ -125,6 +131,14 @@ def test_gpus_are_those_that_the_driver_shows(monkeypatch, starts, expected):
 def test_folders_and_version_are_printed(capsys):
     assert program.main(["--folder"]) == program.main(["--version"]) == 0
     assert capsys.readouterr().out.splitlines() == [f"{ROOT}/launchers/recipes", f"{ROOT}/ds_configs", __version__]
+
+
+def test_an_installed_package_lists_no_command_of_a_checkout(monkeypatch):
+    """It listed ``experiment``, which ended with: experiments are no part of an installed package."""
+    listed = set(re.findall(r"^    ([a-z][a-z-]*)  ", program.usage(), re.MULTILINE))
+    assert listed == set(MODULES)
+    monkeypatch.setattr(installation, "IS_CHECKOUT", False)
+    assert set(re.findall(r"^    ([a-z][a-z-]*)  ", program.usage(), re.MULTILINE)) == listed - {"experiment"}
 
 
 def test_a_misspelt_command_is_named(capsys):

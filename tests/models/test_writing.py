@@ -9,8 +9,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralFo
 
 from tape_ds.errors import UserError
 from tape_ds.models import model_weights, writing
-from tape_ds.models.loading import weight_files
-from tape_ds.models.loading.tensor_rows import StoredRows
+from tape_ds.models.files import weight_files
+from tape_ds.models.files.tensor_rows import StoredRows
 from tape_ds.models.model_weights import StoredWeights
 from tests.disks import files
 

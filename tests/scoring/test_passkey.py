@@ -8,9 +8,9 @@ from peft import LoraConfig, get_peft_model
 
 from tape_ds import results
 from tape_ds.data.passkey import REPLY_TOKENS, PasskeyQuestion, draw
+from tape_ds.scoring import tables
 from tape_ds.scoring.passkey import PASSKEYS
 from tape_ds.scoring.questions import answer, grouped
-from tape_ds.training import tables
 from tests.data.letters import Letters
 from tests.models.helpers import tiny_model, tokens
 from tests.scoring.readers import Reader

@@ -23,7 +23,14 @@ from tape_ds.kernels.tape_attention import document_borders, tape_attention
 from tools.compile_gate.launches import DEVICE
 
 Calls = Iterator[tuple[str, Callable[[], object]]]
-WHOLE, ODD = 8192, 8187  # tokens of a sequence
+# tokens of a sequence
+WHOLE = 8192
+ODD = 8187
+
+
+def marks(**properties: object) -> str:
+    """Return the names of the properties that a call has, each after a space."""
+    return "".join(f" {name}" for name, has in properties.items() if has)
 
 
 class ModelShape(NamedTuple):
@@ -35,8 +42,10 @@ class ModelShape(NamedTuple):
         return f"H={self.heads} G={self.groups} K={self.width}"
 
 
-LLAMA_7B, LLAMA_8B = ModelShape(32, 32, 128), ModelShape(32, 8, 128)
-LARGE = (ModelShape(64, 8, 128), ModelShape(40, 40, 128))  # Llama-3-70B, Llama-2-13B
+LLAMA_7B = ModelShape(32, 32, 128)
+LLAMA_8B = ModelShape(32, 8, 128)
+# Llama-3-70B, Llama-2-13B
+LARGE = (ModelShape(64, 8, 128), ModelShape(40, 40, 128))
 OTHERS = (
     ModelShape(12, 12, 64),  # 155M (TAPE, arXiv:2501.00712)
     ModelShape(9, 3, 64),  # SmolLM2-135M
@@ -84,7 +93,7 @@ def tape_attention_calls(dtype: torch.dtype) -> Calls:
         cases += [(model, WHOLE, False, False), (model, ODD, True, False), (model, ODD, True, True)]
     for model, tokens, packed, deterministic in cases:
         borders = document_borders(documents(tokens)) if packed else None
-        name = f"{model} T={tokens}{' documents' * packed}{' deterministic' * deterministic}"
+        name = f"{model} T={tokens}{marks(documents=packed, deterministic=deterministic)}"
         inputs = attention(model, dtype, tokens, tokens)
         options = {"document_ids": borders, "deterministic": deterministic}
         yield name, functools.partial(differentiate, tape_attention, *inputs, **options)
@@ -106,8 +115,10 @@ def decode_attention_calls(dtype: torch.dtype) -> Calls:
             k = torch.empty(batch, model.groups, 2 * WHOLE, model.width, dtype=dtype, device=DEVICE)
             v = torch.empty(batch, model.groups, 2 * WHOLE, wide * model.width, dtype=dtype, device=DEVICE)
             halves = v[:, :, :keys].split(model.width, dim=-1)
-            ids = torch.empty(batch, keys, dtype=torch.int64, device=DEVICE) if padding else None
-            name = f"{model} B={batch} T={queries} S={keys} V={wide}K{' documents' * padding}"
+            ids = None
+            if padding:
+                ids = torch.empty(batch, keys, dtype=torch.int64, device=DEVICE)
+            name = f"{model} B={batch} T={queries} S={keys} V={wide}K{marks(documents=padding)}"
             yield name, functools.partial(decode_attention, q, k[:, :, :keys], *halves, document_ids=ids)
 
 
@@ -136,7 +147,7 @@ def position_mix_calls(dtype: torch.dtype) -> Calls:
             weight(model.groups, rank) if gated else None,
         )
         without = f" no {absent}" if absent else ""
-        name = f"{model} I={rank} B={batch} T={tokens}{without}{' unit' * unit}"
+        name = f"{model} I={rank} B={batch} T={tokens}{without}{marks(unit=unit)}"
         yield name, functools.partial(differentiate, position_mix, *inputs, dtype=dtype, unit=unit)
 
 
@@ -147,9 +158,10 @@ def rotate_calls(dtype: torch.dtype) -> Calls:
         cases += [(32, 128, WHOLE, False, 1), (8, 128, 1, True, 1)]
         cases += [(32, width, ODD, True, 2) for width in (256, 128, 80, 64, 32)]
     for count, width, tokens, has_state, batch in cases:
-        x, start = heads(tokens, count, width, dtype, batch), torch.empty(1, 1, tokens, width, device=DEVICE)
+        x = heads(tokens, count, width, dtype, batch)
+        start = torch.empty(1, 1, tokens, width, device=DEVICE)
         state = heads(tokens, 8, width, dtype, batch) if has_state else None
-        name = f"H={count} G={8 if has_state else 1} K={width} B={batch} T={tokens}{' state' * has_state}"
+        name = f"H={count} G={8 if has_state else 1} K={width} B={batch} T={tokens}{marks(state=has_state)}"
         yield name, functools.partial(differentiate, rotate, x, start, state)
 
 

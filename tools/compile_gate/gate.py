@@ -41,19 +41,25 @@ class Outcome(NamedTuple):
 def run(options: argparse.Namespace) -> int:
     builds = collect(options, check(options))
     print(f"Triton {triton.__version__}, {options.workers} processes, {len(builds)} kernels to compile")
-    begin, failed = time.perf_counter(), []
+    begin = time.perf_counter()
+    failed = []
     for outcome in compile_all(builds, options.workers):
         build = outcome.build
         launch = f"sm_{build.capability} {build.dtype} {'x'.join(map(str, build.launch))}"
-        print(f"{build.title}: {launch}; {outcome.figures}{' FAILED' * bool(outcome.faults)}", flush=True)
-        failed += [outcome] if outcome.faults else []
+        line = f"{build.title}: {launch}; {outcome.figures}"
+        if outcome.faults:
+            line += " FAILED"
+            failed.append(outcome)
+        print(line, flush=True)
 
     seconds = time.perf_counter() - begin
     print(f"Triton {triton.__version__}: {len(builds)} kernels in {seconds:.0f} s, {len(failed)} failed")
     for build, _, faults in failed:
         print(f"\nFAILED {build.title}, sm_{build.capability}, {build.dtype}, {build.launch}")
         print("\n".join(f"  {fault}" for fault in faults))
-    return 1 if failed else 0
+    if failed:
+        return 1
+    return 0
 
 
 def check(options: argparse.Namespace) -> list[Maker]:
@@ -94,7 +100,8 @@ def collect(options: argparse.Namespace, makers: list[Maker]) -> list[Build]:
 
     if options.once:
         first: dict[Any, Build] = {}
-        for build in builds:  # the same: a kernel with one launch, compile-time sizes and absent pointers
+        # the same: a kernel with one launch, compile-time sizes and absent pointers
+        for build in builds:
             params = getattr(importlib.import_module(build.module), build.kernel).params
             metadata = json.loads(build.data)
             constants = [
@@ -142,7 +149,8 @@ def attempt(build: Build) -> Outcome:
     except Exception as error:  # the compiler's errors have no common class
         return Outcome(build, "not compiled", [f"does not compile: {type(error).__name__}: {error}"])
 
-    shared, limit = compiled.metadata.shared, SHARED_MEMORY[build.capability]
+    shared = compiled.metadata.shared
+    limit = SHARED_MEMORY[build.capability]
     faults = []
     if spills:
         faults.append(f"spills {spills} times inside a loop: take smaller blocks or more warps")

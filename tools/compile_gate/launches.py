@@ -32,7 +32,8 @@ class Build(NamedTuple):
     dtype: str
     call: str  # the first that needs it
     launch: Launch
-    data: str  # Triton's description of the specialisation, from which ``JITFunction.preload`` compiles it anywhere
+    # Triton's description of the specialisation, from which ``JITFunction.preload`` compiles it anywhere
+    data: str
 
     @property
     def title(self) -> str:
@@ -52,7 +53,8 @@ class Recorder:
     """Every kernel that is launched on one GPU, each specialisation once."""
 
     def __init__(self, capability: int, dtype: str):
-        self.capability, self.dtype = capability, dtype
+        self.capability = capability
+        self.dtype = dtype
         self.call = ""
         self.launch: Launch | None = None
         self.builds: dict[str, Build] = {}

@@ -50,7 +50,9 @@ def main(argv: list[str] | None = None) -> int:
         for name in options.engines:
             failed += _run(name, folder, Path(temporary) / name, options.output)
     print("\n".join(failed) or "as in the table", flush=True)
-    return 1 if failed else 0
+    if failed:
+        return 1
+    return 0
 
 
 def _run(name: str, folder: Path, out: Path, results: Path) -> list[str]:

@@ -147,14 +147,16 @@ def _write_case(case: Case, out: Path, weights: dict[str, Any], prompts: Mapping
     exported = spelled(case, json.loads((out / "config.json").read_text(encoding="utf-8")))
     (out / "config.json").write_text(json.dumps(exported, indent=2), encoding="utf-8")
     flags = {each.engine.name: each.says for each in table.verdicts(exported) if each.result == "flag"}
-    (out / "flags.json").write_text(json.dumps(flags), encoding="utf-8")  # which readers pass on
+    # which readers pass on
+    (out / "flags.json").write_text(json.dumps(flags), encoding="utf-8")
 
     again: Any = AutoModelForCausalLM.from_pretrained(out, attn_implementation="eager", dtype=torch.float32).eval()
     found: dict[str, Any] = {}
     tables: dict[str, Any] = {}
     rotary = copy.deepcopy(again.model.rotary_emb)
     for name, ids in prompts.items():
-        tables[name] = _table(copy.deepcopy(rotary), len(ids))  # a dynamic one remembers the longest text
+        # a dynamic one remembers the longest text
+        tables[name] = _table(copy.deepcopy(rotary), len(ids))
         if name not in LENGTHS:
             continue
         with torch.no_grad():

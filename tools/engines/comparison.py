@@ -33,7 +33,9 @@ class MeasuredFolder:
         row = {"result": self.result, **self.differences}
         if self.length is not None:
             row["length"] = self.length
-        return {**row, "error": self.error} if self.error else row
+        if self.error:
+            return {**row, "error": self.error}
+        return row
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,9 @@ def _measured(case: Path, out: Path, name_of_reference: str) -> MeasuredFolder:
 def _result(difference: float | None) -> str:
     if difference is None:
         return "refused"
-    return "right" if difference <= RIGHT else "wrong"
+    if difference <= RIGHT:
+        return "right"
+    return "wrong"
 
 
 def changes(engine: str, folder: Path, found: list[MeasuredCase]) -> list[str]:

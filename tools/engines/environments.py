@@ -31,7 +31,9 @@ class Environment:
     @property
     def how(self) -> str:
         """As a group of the table says it."""
-        return "run" if self.reference == "transformers.npz" else "tables"
+        if self.reference == "transformers.npz":
+            return "run"
+        return "tables"
 
     @property
     def pins(self) -> list[str]:

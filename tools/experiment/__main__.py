@@ -67,8 +67,11 @@ def main(argv: list[str] | None = None) -> int:
         rows = []
         for name in table.shipped():
             found = table.read(name)
-            stored = "" if not found.label else "yes" if pages.stored(name) else pages.NOT_MEASURED
-            rows.append((name, found.about, "" if found.minutes is None else f"{found.minutes:g}", stored))
+            stored = ""
+            if found.label:
+                stored = "yes" if pages.stored(name) else pages.NOT_MEASURED
+            minutes = "" if found.minutes is None else f"{found.minutes:g}"
+            rows.append((name, found.about, minutes, stored))
         print(markdown_table(["name", "what", "minutes of two cores", "stored"], rows, "l"))
     if options.experiment is None:
         if not options.page and not options.list:
@@ -98,7 +101,9 @@ def main(argv: list[str] | None = None) -> int:
     print(write(), flush=True)
     for label, log_of_run in failed.items():
         print(f"FAILED: {label}, see {log_of_run}", file=sys.stderr, flush=True)
-    return 1 if failed else 0
+    if failed:
+        return 1
+    return 0
 
 
 def check(options: argparse.Namespace) -> ExperimentWork:

@@ -27,7 +27,8 @@ from tools.experiment.table import PAPER, SCALES
 
 RESULTS = Path("docs/results")
 OVERVIEW = RESULTS / "README.md"
-STORED = RESULTS / "reproduce"  # which ``--results`` names for the overview
+# which ``--results`` names for the overview
+STORED = RESULTS / "reproduce"
 NOT_MEASURED = "not measured"
 WIDTH = 90  # characters of a line of code that the site shows
 
@@ -47,7 +48,8 @@ class StoredSource:
     @classmethod
     def of(cls, path: Path, result: results.Result) -> "StoredSource":
         words = list(result.command)
-        if words and words[0].endswith(".py"):  # results hold the script without the program that starts it
+        # results hold the script without the program that starts it
+        if words and words[0].endswith(".py"):
             script = Path(words[0])
             folder = "tools.experiments" if script.parent.name == "experiments" else script.parent.name
             start = ["deepspeed", f"launchers/{script.name}"]
@@ -57,7 +59,11 @@ class StoredSource:
         gpus = [str(gpu["name"]) for gpu in result.hardware.get("gpus") or []]
         machine = " + ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus))
         machine = machine or f"{result.hardware.get('cpu')}, {result.hardware.get('cores')} cores"
-        commit = (result.commit["hash"][:12] + "-dirty" * result.commit["dirty"]) if result.commit else ""
+        commit = ""
+        if result.commit:
+            commit = result.commit["hash"][:12]
+            if result.commit["dirty"]:
+                commit += "-dirty"
         return cls(shown(path), shlex.join(words), machine, result.finished or "", commit)
 
 
@@ -120,13 +126,17 @@ def check_page(folder: Path, name: str) -> list[Problem]:
     except UserError:
         is_ours = False
     wrong = f"{', '.join(there)} in it would be replaced, and is no page of an experiment"
-    return [] if is_ours else [Problem("results", str(folder), wrong, "name another folder with --results")]
+    if is_ours:
+        return []
+    return [Problem("results", str(folder), wrong, "name another folder with --results")]
 
 
 def write(work: ExperimentWork, planned: Sequence[PlannedRun], folder: Path, typed: Sequence[str]) -> str:
     """Write ``NAME``.md, .json and .csv of the complete runs into ``folder`` and return the page."""
-    asked, complete = work.experiment, [run for run in planned if work.scored(run) is not None]
-    since = work.all_scored(planned)  # of the last commands only what they wrote since then
+    asked = work.experiment
+    complete = [run for run in planned if work.scored(run) is not None]
+    # of the last commands only what they wrote since then
+    since = work.all_scored(planned)
     concluded = since is not None and runs.all_ended(work.own, work.commands(asked.then), since) is not None
     own = work.own if concluded else None
     rows, made, sources = gather(work, complete, own)
@@ -135,10 +145,12 @@ def write(work: ExperimentWork, planned: Sequence[PlannedRun], folder: Path, typ
     for file, target in zip(pictures, copied, strict=True):
         storage.write_file(target, functools.partial(shutil.copyfile, file))
     scale = work.name.rpartition("_")[2] if asked.label else None
-    name, files = work.name.removesuffix(f"_{scale}"), tuple(map(shown, copied))
+    name = work.name.removesuffix(f"_{scale}")
+    files = tuple(map(shown, copied))
     ours = Measured(name, asked.setting, rows, tuple(sources), files, tuple(asked.remarks), scale)
 
-    parts, figures = [f"# {asked.label}: {asked.about}" if asked.label else f"# {asked.about}"], ours.figures()
+    parts = [f"# {asked.label}: {asked.about}" if asked.label else f"# {asked.about}"]
+    figures = ours.figures()
     if made and (len(asked.seeds) > 1 or not asked.label):
         arms = [row.arm for row in made]
         compared = Study(made, asked.reference or next(arm for arm in asked.arms if arm in arms), asked.primary)
@@ -169,7 +181,8 @@ def gather(
     commands wrote to; None if one of them has not ended or failed."""
     asked = work.experiment
     found: dict[str, list[Numbers]] = {}
-    made, sources = [], []
+    made = []
+    sources = []
     untouched: set[tuple[str, int | None]] = set()
     for run in complete:
         own: Rows = {"": {}}
@@ -182,10 +195,12 @@ def gather(
                 shown_here |= {quantity: value for quantity, value in rows[""].items() if quantity.task}
             if is_shown or not asked.label:
                 sources.append(StoredSource.of(path, result))
-        seeds = [run.seed] if run.depends_on_seed else asked.seeds or [run.seed]  # run once, paired with every seed
+        # run once, paired with every seed
+        seeds = [run.seed] if run.depends_on_seed else asked.seeds or [run.seed]
         made += [StudyRow(run.arm, seed, own[""]) for seed in seeds]
         for label, numbers in own.items():
-            if label and (label, run.seed) not in untouched:  # every arm of a seed scores the same untouched model
+            # every arm of a seed scores the same untouched model
+            if label and (label, run.seed) not in untouched:
                 made.append(StudyRow(label, None, numbers))
                 untouched.add((label, run.seed))
         if shown_here:
@@ -221,10 +236,12 @@ def overview(root: Path = ROOT) -> str:
     others = [path for path in sorted((root / RESULTS).glob("*.md")) if path.name != OVERVIEW.name]
     titles = [path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ") for path in others]
 
-    rows, sections = [], []
+    rows = []
+    sections = []
     for name, asked in labelled.items():
         heading = f"{asked.label}: {asked.about}"
-        anchor = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")  # as GitHub makes it
+        # as GitHub makes it
+        anchor = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
         first = f"[{asked.label}](#{anchor}): {asked.about}"
         sections.append(f"## {heading}")
         for ours in found[name]:
@@ -271,11 +288,13 @@ def next_to_published(label: str, ours: Measured, base: Path) -> str:
             cells = []
             for quantity in quantities:
                 having = [table for table in tables if quantity in table.quantities] or tables[:1]
-                decimals, value = having[0].places(quantity) if having else 3, values.get(quantity)
+                decimals = having[0].places(quantity) if having else 3
+                value = values.get(quantity)
                 if value is None:
                     cells.append("-")
                 elif abs(value) >= 1e6 or (value and abs(value) < max(1e-3, 0.5 * 10**-decimals)):
-                    cells.append(f"{value:.1e}")  # also what would be rounded to 0
+                    # also what would be rounded to 0
+                    cells.append(f"{value:.1e}")
                 else:
                     cells.append(f"{value:,.{decimals}f}")
             lines.append([method, *cells])
@@ -298,7 +317,9 @@ def next_to_published(label: str, ours: Measured, base: Path) -> str:
 def listed(heading: str, lines: Iterable[str]) -> str:
     """Return a list under a word; nothing if the list is empty."""
     items = [f"- {line}" for line in lines]
-    return "\n".join([f"{heading}:", "", *items]) if items else ""
+    if items:
+        return "\n".join([f"{heading}:", "", *items])
+    return ""
 
 
 def origin(ours: Measured, commands: Iterable[str]) -> str:
@@ -325,4 +346,6 @@ def origin(ours: Measured, commands: Iterable[str]) -> str:
 def shown(path: Path) -> str:
     """Return a path from the repository's top, if it is inside."""
     whole = path.absolute()
-    return str(whole.relative_to(ROOT)) if whole.is_relative_to(ROOT) else str(path)
+    if whole.is_relative_to(ROOT):
+        return str(whole.relative_to(ROOT))
+    return str(path)

@@ -47,7 +47,8 @@ class PublishedTable:
         """Return the decimals that the paper prints of a quantity; of any other, the most it prints."""
         printed = [quantity] if quantity in self.quantities else self.quantities
         numbers = [repr(float(row[each] or 0)) for row in self.rows.values() for each in printed]
-        decimals = [number.partition(".")[2] for number in numbers if "e" not in number]  # such as 1e-5
+        # such as 1e-5
+        decimals = [number.partition(".")[2] for number in numbers if "e" not in number]
         return max((len(each) for each in decimals if each != "0"), default=0)
 
 

@@ -37,12 +37,17 @@ def read(path: Path) -> tuple[Rows, results.Result | None]:
     rows = READERS[path.stem](result)
     # what scoring changed of the run's model (RoPE scaled, updates off): such a number is not the run's
     model = result.model or {}
-    scaling, updates = model.get("angles"), model.get("position_updates")
-    changed = f", {scaling}" * bool(scaling) + f", {WITHOUT_UPDATES}" * (updates == "off")
-    return {
-        row: {replace(quantity, metric=quantity.metric + changed): value for quantity, value in numbers.items()}
-        for row, numbers in rows.items()
-    }, result
+    scaling = model.get("angles")
+    updates = model.get("position_updates")
+    changed = f", {scaling}" if scaling else ""
+    if updates == "off":
+        changed += f", {WITHOUT_UPDATES}"
+    renamed = {}
+    for row, numbers in rows.items():
+        renamed[row] = {
+            replace(quantity, metric=quantity.metric + changed): value for quantity, value in numbers.items()
+        }
+    return renamed, result
 
 
 def of_run(folder: Path) -> Iterator[tuple[Path, results.Result, Rows]]:
@@ -57,7 +62,8 @@ def of_run(folder: Path) -> Iterator[tuple[Path, results.Result, Rows]]:
 
 def trained(result: results.Result) -> Rows:
     """Read a training run: its own scores and cost, and the scores of the untouched model."""
-    figures, config = result.figures, result.config
+    figures = result.figures
+    config = result.config
     own: Numbers = {}
     rows: Rows = {"": own}
     if figures.get("perplexity"):  # of training from scratch on text
@@ -69,7 +75,8 @@ def trained(result: results.Result) -> Rows:
 
     native = figures.get("native_length", 0)
     scores = figures.get("loss_by_position") or {}
-    made = next(reversed(scores), None)  # a run scores its trained model last
+    # a run scores its trained model last
+    made = next(reversed(scores), None)
     for variant in scores:
         if variant not in (made, "untouched"):
             continue
@@ -126,9 +133,12 @@ def perplexity(result: results.Result) -> Rows:
 
 
 def passkeys(result: results.Result) -> Rows:
-    protocol, asked = result.config.get("protocol"), result.figures["passkeys"]
+    protocol = result.config.get("protocol")
+    asked = result.figures["passkeys"]
     task = "multikey" if protocol == "multikey" else "passkey"
-    metric = "accuracy" if protocol in ("published", "multikey") else "accuracy, own prompts"
+    metric = "accuracy, own prompts"
+    if protocol in ("published", "multikey"):
+        metric = "accuracy"
     return {"": {Quantity(task, metric, each["length"]): 100 * each["correct"] / each["trials"] for each in asked}}
 
 

@@ -30,7 +30,8 @@ from tools.experiment import readings, table
 from tools.experiment.table import Experiment
 
 # In a run's folder: the recipe that it was started with, so that no other is resumed; the commands that ended
-RECIPE, STEPS = "recipe.json", "steps.json"
+RECIPE = "recipe.json"
+STEPS = "steps.json"
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,9 @@ class PlannedRun:
         """Return its stored result; None if it is missing, unfinished, or of another recipe."""
         file = self.folder / "results" / "run.json"
         result = results.load(file) if file.is_file() else None
-        return result if result is not None and result.finished and self.is_same(result.config) else None
+        if result is not None and result.finished and self.is_same(result.config):
+            return result
+        return None
 
     def is_same(self, config: Mapping[str, Any]) -> bool:
         """Return whether a stored configuration is this run's, wherever it ran. A missing field, which did not exist
@@ -66,7 +69,8 @@ class PlannedRun:
         chosen = self.recipe.open
         if "activation_checkpointing" in chosen:
             chosen |= {"checkpoint_layers", "activation_checkpointing_kwargs"}
-        mine, other = self.stored(), {RENAMED.get(name, name): value for name, value in config.items()}
+        mine = self.stored()
+        other = {RENAMED.get(name, name): value for name, value in config.items()}
         for fields in (mine, other):
             for name in ("output_dir", "resume_from_checkpoint", *chosen):
                 fields.pop(name, None)
@@ -111,7 +115,8 @@ class Starting:
         environment = installation.environment()
         if words[0] == "launch" and not torch.cuda.is_available():
             environment.setdefault("DS_ACCELERATOR", "cpu")
-            environment.setdefault("OMP_NUM_THREADS", "1")  # processes would compete for the cores
+            # processes would compete for the cores
+            environment.setdefault("OMP_NUM_THREADS", "1")
         log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "w", encoding="utf-8") as file:
             return subprocess.run(self.line(words), stdout=file, stderr=file, env=environment).returncode
@@ -149,7 +154,8 @@ def plan(asked: Experiment, passed_on: Sequence[str], output: Path, processes: i
     for arm in asked.arms:
         with collecting(problems):
             own_seeds[arm] = load(arm, [])[0].trainer_value("seed")
-    raise_if_any(list({str(problem): problem for problem in problems}.values()))  # of several arms once
+    # of several arms once
+    raise_if_any(list({str(problem): problem for problem in problems}.values()))
 
     seeds: Sequence[int | None] = asked.seeds or [None]
     planned = []
@@ -229,7 +235,9 @@ class ExperimentWork:
     def all_scored(self, planned: Sequence[PlannedRun]) -> str | None:
         """Return when the last of the runs was :meth:`scored`; None if one has yet to be."""
         when = [ended for run in planned if (ended := self.scored(run)) is not None]
-        return max(when, default="") if len(when) == len(planned) else None
+        if len(when) == len(planned):
+            return max(when, default="")
+        return None
 
     def run_one(self, run: PlannedRun) -> Path | None:
         """Train and score a run as far as needed; return the log of the command that failed."""
@@ -261,14 +269,16 @@ class ExperimentWork:
 
     def run_all(self, planned: Sequence[PlannedRun]) -> Iterator[tuple[PlannedRun, Path | None]]:
         """Run everything, some at a time; yield each run in order when it has ended, with the log of what failed."""
-        if self.jobs == 1:  # a pool would begin the next run while the caller writes the page of this one
+        # a pool would begin the next run while the caller writes the page of this one
+        if self.jobs == 1:
             yield from ((run, self.run_one(run)) for run in planned)
             return
         pool = ThreadPoolExecutor(self.jobs)
         try:
             yield from zip(planned, pool.map(self.run_one, planned), strict=True)
         finally:
-            pool.shutdown(cancel_futures=True)  # after an error nothing more begins
+            # after an error nothing more begins
+            pool.shutdown(cancel_futures=True)
 
     def run_steps(self, label: str, commands: Sequence[Sequence[str]], folder: Path, since: str) -> Path | None:
         """Run commands in order, from the first that has not ended since ``since`` or since the command before it;
@@ -279,10 +289,12 @@ class ExperimentWork:
             # named after the program and a digest of the whole command
             program = [word for word in words[1:] if word not in ("--module", "-m")]
             named = list(itertools.takewhile(lambda word: not word.startswith("-"), program))[:2]
-            kind, typed = "_".join(Path(word).stem for word in named), shlex.join(words)
+            kind = "_".join(Path(word).stem for word in named)
+            typed = shlex.join(words)
             log = folder / f"{kind}_{zlib.crc32(typed.encode()):08x}.txt"
             print(f"{label}: {shlex.join(self.starting.typed(words))}, see {log}", flush=True)
-            for name in done.get(typed, {}).get("left", ()):  # the command would refuse to replace it
+            # the command would refuse to replace it
+            for name in done.get(typed, {}).get("left", ()):
                 (folder / name).unlink(missing_ok=True)
             before = _results(folder)
             if self.starting.run_command(words, log) != 0:
@@ -295,7 +307,9 @@ class ExperimentWork:
 def all_ended(folder: Path, commands: Sequence[Sequence[str]], since: str) -> str | None:
     """Return when the last of a folder's commands ended, each since the one before it; None if one must be repeated."""
     current, ended = _current(_steps(folder), folder, commands, since)
-    return ended if current == len(commands) else None
+    if current == len(commands):
+        return ended
+    return None
 
 
 def _current(

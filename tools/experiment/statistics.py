@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import stdtr, stdtrit
+from scipy.special import stdtrit
 
 CONFIDENCE = 0.95  # of every interval
-MOST_FLIPPED = 20  # differences whose sign patterns are all tried: a million
+# differences whose sign patterns are all tried: a million
+MOST_FLIPPED = 20
 
 
 @dataclass(frozen=True)
@@ -30,14 +31,17 @@ class Sample:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        return None if self.half_width is None else (self.mean - self.half_width, self.mean + self.half_width)
+        if self.half_width is None:
+            return None
+        return (self.mean - self.half_width, self.mean + self.half_width)
 
 
 def sample(values: Sequence[float]) -> Sample:
     """Return mean, standard deviation and the 95 % interval of the mean."""
     if not values:
         raise ValueError("no values: nothing to summarise")
-    count, mean = len(values), sum(values) / len(values)
+    count = len(values)
+    mean = sum(values) / len(values)
     if count == 1 or not all(map(math.isfinite, values)):
         return Sample(count, mean, None, None)
     sd = statistics.stdev(values)
@@ -45,12 +49,16 @@ def sample(values: Sequence[float]) -> Sample:
     return Sample(count, mean, sd, quantile * sd / math.sqrt(count))
 
 
-def t_test(differences: Sample) -> float:
+def t_test(differences: Sequence[float]) -> float:
     """Return the two-sided p of the paired t test: of a mean of 0 under Student's distribution."""
-    if not differences.sd:
-        return 1.0 if differences.mean == 0 else 0.0
-    statistic = abs(differences.mean) / (differences.sd / math.sqrt(differences.n))
-    return 2 * float(stdtr(differences.n - 1, -statistic))
+    # without a spread there is no distribution
+    if len(set(differences)) == 1:
+        if differences[0] == 0:
+            return 1.0
+        return 0.0
+    from scipy.stats import ttest_1samp  # takes a second to import
+
+    return float(ttest_1samp(differences, popmean=0).pvalue)
 
 
 def sign_flip(differences: Sequence[float]) -> float:
@@ -62,16 +70,18 @@ def sign_flip(differences: Sequence[float]) -> float:
     """
     if not 1 <= len(differences) <= MOST_FLIPPED or not all(map(math.isfinite, differences)):
         raise ValueError(f"1 to {MOST_FLIPPED} finite differences are needed")
-    sums = np.array([differences[0]])  # the other sign of the first mirrors all of them
-    for each in differences[1:]:
-        sums = np.concatenate([sums + each, sums - each])
-    slack = 1e-12 * sum(map(abs, differences))  # equal sums, added in another order
-    return float(np.mean(np.abs(sums) >= abs(sum(differences)) - slack))
+    if len(differences) == 1:  # scipy refuses it
+        return 1.0
+    from scipy.stats import permutation_test  # takes a second to import
+
+    sample_of = (np.asarray(differences, dtype=float),)
+    return float(permutation_test(sample_of, np.sum, permutation_type="samples", n_resamples=np.inf, batch=4096).pvalue)
 
 
 def holm(ps: Sequence[float]) -> list[float]:
     """Return each p adjusted for several tests (Holm 1979), in the given order."""
-    adjusted, least = [0.0] * len(ps), 0.0
+    adjusted = [0.0] * len(ps)
+    least = 0.0
     for rank, at in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
         least = max(least, min(1.0, (len(ps) - rank) * ps[at]))
         adjusted[at] = least

@@ -44,12 +44,22 @@ class Measure:
 
     def plain(self, value: float | None) -> str:
         metric = self.quantity.metric
-        digits = 0 if metric in COSTS else 1 if self.is_share else 3 if "loss" in metric else 2
+        digits = 2
+        if metric in COSTS:
+            digits = 0
+        elif self.is_share:
+            digits = 1
+        elif "loss" in metric:
+            digits = 3
         return number(value, f",.{digits}f")
 
     def write(self, value: float | None, half_width: float | None = None) -> str:
-        spread = "" if half_width is None or self.quantity.metric in COSTS else f" ± {self.plain(half_width)}"
-        return self.plain(value) + spread + "%" * (self.is_share and value is not None)
+        written = self.plain(value)
+        if half_width is not None and self.quantity.metric not in COSTS:
+            written += f" ± {self.plain(half_width)}"
+        if self.is_share and value is not None:
+            written += "%"
+        return written
 
     def signed(self, value: float) -> str:
         return ("+" if value > 0 else "") + self.plain(value)
@@ -96,7 +106,8 @@ class Study:
             self.arms.setdefault(row.arm, []).append(row)
         self.seeds = sorted({row.seed for row in rows if row.seed is not None})
         quantities = readings.ordered(row.figures for row in rows)
-        quantities.sort(key=lambda quantity: quantity.metric in ("train_loss", *COSTS))  # costs last
+        # costs last
+        quantities.sort(key=lambda quantity: quantity.metric in ("train_loss", *COSTS))
         self.measures = list(map(Measure, quantities))
 
         self.primary = self.measures[0]
@@ -116,13 +127,16 @@ class Study:
         if self.primary.quantity.metric.startswith(BY_UPDATES):
             self.against, base = ITSELF, dict.fromkeys(self.seeds, 0.0)
             others = [arm for arm in self.arms if self.values(arm, self.primary)]
-        paired, samples, ps = {}, {}, {}
+        paired = {}
+        samples = {}
+        ps = {}
         for arm in others:
             values = self.values(arm, self.primary)
             paired[arm] = {seed: values[seed] - base[seed] for seed in sorted(values.keys() & base.keys())}
             differences = list(paired[arm].values())
             samples[arm] = statistics.sample(differences) if differences else None
-            if len(differences) > 1:  # an arm that diverged is a claim as well, and one that nothing confirms
+            # an arm that diverged is a claim as well, and one that nothing confirms
+            if len(differences) > 1:
                 finite = all(map(math.isfinite, differences))
                 ps[arm] = statistics.sign_flip(differences) if finite else 1.0
         holm = dict(zip(ps, statistics.holm([*ps.values()]), strict=True))
@@ -136,7 +150,9 @@ class Study:
     def sample(self, arm: str, measure: Measure) -> Sample | None:
         """Return a figure of an arm over its runs; None if it has none."""
         figures = [row.figures[measure.quantity] for row in self.arms[arm] if measure.quantity in row.figures]
-        return statistics.sample(figures) if figures else None
+        if figures:
+            return statistics.sample(figures)
+        return None
 
     def figures(self) -> dict[str, Any]:
         """Return everything for the stored result; a spread or an interval is None for a single run."""
@@ -159,15 +175,23 @@ class Study:
 
 def verdict(study: Study, claim: Claim) -> str:
     """Return one sentence on one claim."""
-    sample, measure, reference = claim.found, study.primary, study.against
+    sample = claim.found
+    measure = study.primary
+    reference = study.against
     if sample is None:
         return f"{claim.arm}: shares no seed with {reference} in which both have this figure."
     if not math.isfinite(sample.mean):
         lost = ", ".join(str(seed) for seed, value in claim.differences.items() if not math.isfinite(value))
         return f"{claim.arm}: no verdict, a figure of seed {lost} is not finite."
     gain = sample.mean if measure.is_share else -sample.mean
-    size = measure.plain(abs(sample.mean)) + " points" * measure.is_share
-    apart = f"{'better' if gain > 0 else 'worse'} than {reference} by {size}" if gain else f"the same as {reference}"
+    size = measure.plain(abs(sample.mean))
+    if measure.is_share:
+        size += " points"
+    apart = f"the same as {reference}"
+    if gain > 0:
+        apart = f"better than {reference} by {size}"
+    elif gain < 0:
+        apart = f"worse than {reference} by {size}"
     if sample.interval is None:
         return f"{claim.arm}: {apart} in a single run: no interval."
     assert claim.p_holm is not None, "there is an interval, so there is a test"
@@ -177,14 +201,18 @@ def verdict(study: Study, claim: Claim) -> str:
         return f"{claim.arm}: no significant difference from {reference}; on average {estimate}."
     if claim.p_holm <= ALPHA:
         return f"{claim.arm}: {estimate}."
-    least = min(1.0, len(study.claims) * 2.0 ** (1 - sample.n))  # as Holm's p is
-    few = f"; {sample.n} seeds cannot give a lower one than {least:.2g} here" if least > ALPHA else ""
+    # as Holm's p is
+    least = min(1.0, len(study.claims) * 2.0 ** (1 - sample.n))
+    few = ""
+    if least > ALPHA:
+        few = f"; {sample.n} seeds cannot give a lower one than {least:.2g} here"
     return f"{claim.arm}: {estimate}, but the sign-flip test does not confirm it (Holm's p {claim.p_holm:.2g}{few})."
 
 
 def text(study: Study) -> str:
     """Return the table of arms, the primary figure seed by seed, and every arm against the reference."""
-    primary, against = study.primary, study.against
+    primary = study.primary
+    against = study.against
     lines = []
     for arm, rows in study.arms.items():
         cells = [arm, str(len(rows))]

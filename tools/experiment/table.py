@@ -18,9 +18,12 @@ from tape_ds.installation import ROOT
 from tools.experiment.statistics import MOST_FLIPPED
 
 FOLDER = ROOT / "tools" / "experiments"
-SMALL, PAPER = "small", "paper"
-SCALES = (SMALL, PAPER)  # a file's own keys, for two CPU cores; those of its ``paper``, for GPUs
-OWN = ("seed", "output_dir", "resume", "resume_from_checkpoint")  # fields of a recipe that the runner decides
+SMALL = "small"
+PAPER = "paper"
+# a file's own keys, for two CPU cores; those of its ``paper``, for GPUs
+SCALES = (SMALL, PAPER)
+# fields of a recipe that the runner decides
+OWN = ("seed", "output_dir", "resume", "resume_from_checkpoint")
 
 
 class Experiment(Section):

@@ -22,8 +22,8 @@ from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError, check_folder, command, raise_if_any
 from tape_ds.markdown_table import markdown_table
 from tape_ds.numbers import number
+from tape_ds.scoring.plots import COLOURS, MARKERS, STYLES
 from tape_ds.scoring.span_losses import SpanLosses
-from tape_ds.training.plots import COLOURS, MARKERS, STYLES
 from tools.experiment import statistics
 from tools.experiment.statistics import Sample
 
@@ -88,8 +88,10 @@ PARTS = {
     ),
 }
 FEWEST = 3  # seeds of a stage that claims something, and of a band
-OUTSIDE = 0.25  # nats: an arm that is further from the reference everywhere is named, not drawn
-LOSS, KEYS = "loss past the native length", "right answers past it, %"
+# nats: an arm that is further from the reference everywhere is named, not drawn
+OUTSIDE = 0.25
+LOSS = "loss past the native length"
+KEYS = "right answers past it, %"
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,8 @@ def read(folder: Path) -> list[MethodRun]:
             continue
         figures = result.figures
         scores = figures["loss_by_position"]
-        made = next(reversed(scores))  # a run scores its trained model last
+        # a run scores its trained model last
+        made = next(reversed(scores))
         losses = {text: SpanLosses.from_dict(values) for text, values in scores[made].items()}
         asked = {}
         for protocol in ("multikey", "passkey"):
@@ -226,7 +229,8 @@ def claims_of(part: ProtocolPart, arms: dict[str, dict[int, MethodRun]]) -> list
                     by_place[place][seed] = own - value_of(part, figure, other, place)
             differences = [*by_place[None].values()]
             found = statistics.sample(differences)
-            p, flipped = statistics.t_test(found), statistics.sign_flip(differences)
+            p = statistics.t_test(differences)
+            flipped = statistics.sign_flip(differences)
             signs = {math.copysign(1, plain.fmean(by_place[place].values())) for place in places}
             made.append(MethodClaim(figure, arm, against, by_place[None], found, p, flipped, len(signs) == 1))
     adjusted = statistics.holm([claim.p for claim in made])
@@ -242,13 +246,19 @@ def value_of(part: ProtocolPart, figure: str, run: MethodRun, place: str | int |
 
 def verdict(claim: MethodClaim) -> str:
     """Return one sentence on a claim."""
-    gain = claim.found.mean if claim.figure == KEYS else -claim.found.mean
-    (mean, ends), unit = claim.written, " points" * (claim.figure == KEYS)
-    size = f"{mean}{unit} (95 %: {ends}, {claim.found.n} seeds, Holm's p {claim.p_holm:.2g})"
+    mean, ends = claim.written
+    gain = -claim.found.mean
+    if claim.figure == KEYS:
+        gain = claim.found.mean
+        mean += " points"
+    size = f"{mean} (95 %: {ends}, {claim.found.n} seeds, Holm's p {claim.p_holm:.2g})"
     if claim.p_holm > 1 - statistics.CONFIDENCE:
         return f"{claim.arm}: not told apart from {claim.against}, {size}."
     parts = "text" if claim.figure == LOSS else "length"
-    where = f"on each {parts}" if claim.same_sign else f"but not on each {parts}"
+    if claim.same_sign:
+        where = f"on each {parts}"
+    else:
+        where = f"but not on each {parts}"
     return f"{claim.arm}: {'better' if gain > 0 else 'worse'} than {claim.against}, {size}, {where}."
 
 
@@ -261,10 +271,15 @@ def page(part: ProtocolPart, name: str, arms: dict[str, dict[int, MethodRun]], c
         if not values:
             return "-"
         found = statistics.sample(values)
-        width = found.half_width if found.n >= FEWEST else None  # of two runs it is six times their distance
+        # of two runs it is six times their distance
+        width = None
+        if found.n >= FEWEST:
+            width = found.half_width
         return number(found.mean, spec) + ("" if width is None else f" ± {number(width, spec)}")
 
-    losses, answers, costs = [], [], []
+    losses = []
+    answers = []
+    costs = []
     for arm, of_seed in arms.items():
         runs = list(of_seed.values())
         values = [[value_of(part, LOSS, run) for run in runs], [run.loss(0, part.native) for run in runs]]
@@ -280,7 +295,8 @@ def page(part: ProtocolPart, name: str, arms: dict[str, dict[int, MethodRun]], c
                 pooled.append(f"{sum(right for right, _ in asked)}/{sum(of for _, of in asked)}" if asked else "-")
             answers.append([arm, str(len(asked_of)), *(cell(of_runs, ".1f") for of_runs in shares), *pooled])
         if any(run.trained for run in runs):
-            minutes, gib = [run.seconds / 60 for run in runs], [run.memory / 2**30 for run in runs]
+            minutes = [run.seconds / 60 for run in runs]
+            gib = [run.memory / 2**30 for run in runs]
             costs.append([arm, cell(minutes, ".1f"), cell(gib, ".1f")])
 
     names = [text.rsplit("/")[-1] for text in texts]
@@ -295,7 +311,8 @@ def page(part: ProtocolPart, name: str, arms: dict[str, dict[int, MethodRun]], c
         header = ["arm", "runs", KEYS, *(f"{each}, %" for each in at), *(f"passkey {each}" for each in at)]
         parts += [f"{part.questions}, in % of them, and plain passkeys, right of all:"]
         if all(row[-len(at) :] == ["-"] * len(at) for row in answers):
-            header, answers = header[: -len(at)], [row[: -len(at)] for row in answers]
+            header = header[: -len(at)]
+            answers = [row[: -len(at)] for row in answers]
             parts[-1] = f"{part.questions}:"
         parts += [markdown_table(header, answers)]
     parts += [markdown_table(["arm", "minutes of training", "peak memory, GiB"], costs)] if costs else []
@@ -328,7 +345,8 @@ def draw(part: ProtocolPart, arms: dict[str, dict[int, MethodRun]], path: Path) 
             lengths = sorted(set.intersection(*(set(run.keys) for run in runs))) if runs else []
             answers = [[share([run.keys[length]]) for run in runs] for length in lengths]
             curves.append((axes, [float(length) for length in lengths], answers))
-        colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
+        colour = COLOURS[index % len(COLOURS)]
+        marker = MARKERS[index % len(MARKERS)]
         line = {"color": colour, "marker": marker, "ms": 4, "ls": STYLES[index // len(COLOURS) % len(STYLES)]}
         gaps = [plain.fmean(of_place) for of_place in curves[0][2]]
         if min(map(abs, gaps)) > OUTSIDE:
@@ -362,10 +380,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output", required=True, help="folder of the page")
     options = parser.parse_args(typed)
     raise_if_any(check_folder("output", options.output))
-    part, folder = PARTS[options.part], Path(options.output)
+    part = PARTS[options.part]
+    folder = Path(options.output)
     arms = arms_of(part, read(Path(options.runs)))
     if not arms:
-        wrong, remedy = "no finished run of this part", "give the folder of its experiment"
+        wrong = "no finished run of this part"
+        remedy = "give the folder of its experiment"
         raise UserError(Problem("runs", options.runs, wrong, remedy))
     claims = claims_of(part, arms)
     draw(part, arms, folder / f"{options.part}.png")

@@ -91,7 +91,8 @@ def every_encoding() -> list[dict[str, Any]]:
             encoding = torch.nn.ModuleList([registry.build(config), *layers])
         # the numbers that a cache keeps of a token, counted in a model that is narrow outside attention
         narrow = TapeConfig.from_dict(config.to_dict() | {"vocab_size": 64, "intermediate_size": 16})
-        ids, cache = torch.arange(16)[None], DynamicCache(config=narrow)
+        ids = torch.arange(16)[None]
+        cache = DynamicCache(config=narrow)
         with torch.no_grad():
             TapeForCausalLM(narrow).eval()(input_ids=ids, past_key_values=cache)
         cached = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers) / ids.numel()
@@ -121,7 +122,8 @@ def table_3() -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     (published_table,) = published.tables_of("Table 3")
     for row, numbers in published_table.rows.items():
-        name, (gflops, gmacs, millions) = row.lower(), numbers.values()
+        name = row.lower()
+        (gflops, gmacs, millions) = numbers.values()
         config = TapeConfig(**PAPER, position_encoding=name)
         full, causal = (flops.multiply_adds(config, TOKENS, causal=each) for each in (False, True))
         given = {"FLOPs (G)": gflops, "MACs (G)": gmacs, "parameters (M)": millions}
@@ -132,7 +134,9 @@ def table_3() -> list[dict[str, Any]]:
             # evaluated twice. Its contractions across heads are einsums, which the paper's profiler counted as FLOPs
             # but not as MACs.
             rope = TapeConfig(**PAPER, position_encoding="rope")
-            layers, hidden, heads = rope.num_hidden_layers, rope.hidden_size, rope.num_attention_heads
+            layers = rope.num_hidden_layers
+            hidden = rope.hidden_size
+            heads = rope.num_attention_heads
             own = layers * (hidden * PAPER_RANK + 2 * PAPER_RANK * heads + heads**2)
             macs = flops.multiply_adds(rope, TOKENS, causal=False)
             macs += layers * (2 * TOKENS**2 * hidden + 2 * TOKENS * hidden * PAPER_RANK)

@@ -14,9 +14,10 @@ from transformers import PreTrainedModel
 from tape_ds import encodings, storage
 from tape_ds.arguments import add_model, named
 from tape_ds.errors import Problem, collecting, raise_if_any
+from tape_ds.models.files import config_file
+from tape_ds.models.files.exact import fill
 from tape_ds.models.llama import TapeForCausalLM
-from tape_ds.models.loading import config_file, extendable
-from tape_ds.models.loading.exact import fill
+from tape_ds.models.loading import extendable
 from tape_ds.scoring import inspection, models
 from tape_ds.scoring.models import FoundModel
 
@@ -49,10 +50,12 @@ def find(typed_models: Sequence[str], options: argparse.Namespace) -> dict[str, 
             continue
         with collecting(problems):
             own = parser.parse_args([name_or_path])
-            own.dtype, own.device = options.dtype, options.device
+            own.dtype = options.dtype
+            own.device = options.device
             found[name] = models.find(own)
             problems += inspection.check(found[name].config)
-    raise_if_any(list({str(problem): problem for problem in problems}.values()))  # all share those of the environment
+    # all share those of the environment
+    raise_if_any(list({str(problem): problem for problem in problems}.values()))
     return found
 
 

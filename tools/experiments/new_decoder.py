@@ -29,7 +29,8 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(sys.argv[1:] if argv is None else argv)
     problems = check_folder("output", options.output)
     if not isinstance(options.config, dict):
-        wrong, remedy = "not a mapping", 'give a mapping, such as {"hidden_size": 128}'
+        wrong = "not a mapping"
+        remedy = 'give a mapping, such as {"hidden_size": 128}'
         problems.append(Problem("--config", options.config, wrong, remedy))
     raise_if_any(problems)
     tokenizer = AutoTokenizer.from_pretrained(options.tokenizer)

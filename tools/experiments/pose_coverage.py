@@ -57,7 +57,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output", default="runs/pose_coverage", help="folder of the plot and the table")
     own, fields = parser.parse_known_args(typed)
     recipe = loading.load(fields, world_size=1, kind=ExtensionRecipe)
-    window, target, pose = recipe.window, recipe.model.target_length, recipe.data.pose
+    window = recipe.window
+    target = recipe.model.target_length
+    pose = recipe.data.pose
     problems = below_one(own, "samples") + check_folder("--output", own.output)
     least = window if recipe.data.packing == "single" else 1
     if own.document_tokens is not None and own.document_tokens < least:
@@ -89,7 +91,10 @@ def main(argv: list[str] | None = None) -> int:
         summaries["distances_beyond_the_window"] = summarise(pairs, window)
     bins = bins_of(pairs)
     skips = f", {pose.skips} skips" if pose.chunks > 2 else ""
-    made = f"PoSE, {pose.chunks} chunks{skips}" if pose.chunks > 1 else f"packing {recipe.data.packing}"
+    if pose.chunks > 1:
+        made = f"PoSE, {pose.chunks} chunks{skips}"
+    else:
+        made = f"packing {recipe.data.packing}"
     label = f"{recipe.name}: {len(items):,} sequences, {made}"
     draw(bins, output / f"{NAME}.png", label=label, window=window, target=target)
     storage.write_text(output / f"{NAME}.csv", storage.as_csv(list(bins[0]), (list(each.values()) for each in bins)))
@@ -107,9 +112,12 @@ def main(argv: list[str] | None = None) -> int:
 
 def made_up_sequences(recipe: ExtensionRecipe, document_tokens: int) -> TrainingSequences:
     """Return the recipe's sequences if every document had ``document_tokens`` tokens."""
-    data, document, pose = recipe.data, np.zeros(document_tokens, np.int32), None
+    data = recipe.data
+    document = np.zeros(document_tokens, np.int32)
+    pose = None
     if data.pose.chunks > 1:
-        sequences, pose = [{"input_ids": document}], PoseSequences(data.window, recipe.model.target_length, data.pose)
+        sequences = [{"input_ids": document}]
+        pose = PoseSequences(data.window, recipe.model.target_length, data.pose)
     else:
         count = math.ceil(MADE_UP * data.window / document_tokens)
         sequences = list(FILL[data.packing](repeat(document, count), data.window))
@@ -151,7 +159,8 @@ def summarise(all_pairs: np.ndarray, start: int = 1) -> dict[str, Any]:
     """Summarise the distances from ``start``: ``seen``, the share with at least one pair; ``least`` and ``median`` of
     the pairs of a distance, and the same divided by the queries."""
     pairs = all_pairs[start:]
-    least, median = int(pairs.min()), float(np.median(pairs))
+    least = int(pairs.min())
+    median = float(np.median(pairs))
     return {
         "from": start,
         "to": len(all_pairs) - 1,
@@ -169,7 +178,8 @@ def bins_of(pairs: np.ndarray, per_octave: int = PER_OCTAVE) -> list[dict[str, A
     them ``seen``, the sum of their ``pairs``, the mean ``share`` of queries, the ``least`` and the ``most`` of one
     distance, and ``whole_rows``, the maximum: the mean share in sequences of one document of ``target`` tokens."""
     target = len(pairs)
-    shares, whole = pairs / pairs[0], 1 - np.arange(target) / target
+    shares = pairs / pairs[0]
+    whole = 1 - np.arange(target) / target
     octaves = np.arange(int(np.ceil(np.log2(target))) * per_octave + 1) / per_octave
     edges = np.unique(np.minimum(np.ceil(2.0**octaves).astype(np.int64), target))
     bins = []

@@ -127,9 +127,11 @@ def read_texts(model: FoundModel, sources: Sequence[Source], own: argparse.Names
 def measure(name: str, found: FoundModel, texts: Sequence[ScoredText], own: argparse.Namespace) -> dict[str, Any]:
     """Return one model's figures: of each text, and their mean."""
     print(f"{name}: {len(texts)} texts of {own.tokens:,} tokens", flush=True)
-    model, token = inspected_models.as_own(found.load()), found.tokenizer().bos_token_id
+    model = inspected_models.as_own(found.load())
+    token = found.tokenizer().bos_token_id
     figures = {}
-    with used_at(model, own.tokens + SHIFT):  # yarn: one scale of the angles for all
+    # yarn: one scale of the angles for all
+    with used_at(model, own.tokens + SHIFT):
         for text in texts:
             figures[text.name] = changes(model, torch.from_numpy(text.ids.astype("int64")), own.layers, token)
     mean = mean_of(figures.values())
@@ -186,7 +188,9 @@ def relative_percent(difference: Tensor, whole: Tensor) -> float:
     changed, size = (float(torch.linalg.vector_norm(each, dtype=torch.float64)) for each in (difference, whole))
     if changed == 0:
         return 0.0
-    return 100 * changed / size if size else math.inf
+    if size:
+        return 100 * changed / size
+    return math.inf
 
 
 def mean_of(measured: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -36,12 +36,14 @@ from tape_ds.scoring.models import FoundModel, used_at
 from tools.experiments import inspected_models
 
 NAME = "visualise"
-LAYERS, HEADS = 8, 2
+LAYERS = 8
+HEADS = 2
 """Number shown by default; the mean over heads is added."""
 MOST_TOKENS = 1024
 """A map is about 200 pixels wide."""
 DPI = 110
-EVEN, APART = "cividis", "PuOr"
+EVEN = "cividis"
+APART = "PuOr"
 """Colours of growing numbers, and of numbers around 0; both suit colour-blind readers."""
 SHARE_WITHIN = 0.998
 """Share of signed numbers within the scale of colours: a single pair would make the others pale."""
@@ -63,12 +65,15 @@ class MapKind:
     def limits(self) -> tuple[float, float]:
         """Return the numbers of the first and the last colour."""
         shown = np.concatenate([each[np.tril_indices(len(each))] for each in self.maps.values()])
-        low, high = float(shown.min()), float(shown.max())
+        low = float(shown.min())
+        high = float(shown.max())
         if self.signed:
             high = float(np.quantile(np.abs(shown), SHARE_WITHIN)) or max(-low, high) or 1.0
             return -high, high
         low = min(low, 0.0) if self.rooted else low
-        return (low, high) if high > low else (low - 0.5, low + 0.5)
+        if high > low:
+            return (low, high)
+        return (low - 0.5, low + 0.5)
 
 
 @dataclass
@@ -176,7 +181,8 @@ def prepare(own: argparse.Namespace) -> tuple[dict[str, FoundModel], list[int]]:
         problems.append(Problem("--against", own.against, wrong, "compare models of one size"))
     raise_if_any(problems)
     for what, most in (("layers", LAYERS), ("heads", HEADS)):
-        count = sizes[0][what]  # evenly spaced numbers from 1, with the first and the last
+        # evenly spaced numbers from 1, with the first and the last
+        count = sizes[0][what]
         spread = [1 + round(place) for place in (range(count) if count <= most else np.linspace(0, count - 1, most))]
         vars(own)[what] = sorted(set(vars(own)[what] or spread))
 
@@ -201,7 +207,10 @@ def position_maps(seen: SeenModel, heads: Sequence[int]) -> dict[tuple[str, str]
     share = seen.heads // most  # query heads that share a state
     for layer, states in seen.positions.items():
         for state in sorted({(head - 1) // share for head in heads}):
-            name = f"heads {state * share + 1} to {(state + 1) * share}" if share > 1 else f"head {state + 1}"
+            if share > 1:
+                name = f"heads {state * share + 1} to {(state + 1) * share}"
+            else:
+                name = f"head {state + 1}"
             maps[f"layer {layer}", "all heads" if most == 1 else name] = states[min(state, len(states) - 1)]
     return maps
 
@@ -229,7 +238,8 @@ def draw(kind: MapKind, path: Path) -> None:
         for column, layer in enumerate(layers):
             axes = panels[row][column]
             values_TT = kind.maps[layer, head].astype(np.float32)
-            values_TT = np.where(np.tri(len(values_TT), dtype=bool), values_TT, np.nan)  # blank after the query
+            # blank after the query
+            values_TT = np.where(np.tri(len(values_TT), dtype=bool), values_TT, np.nan)
             last = len(values_TT) + 0.5  # tokens are counted from 1
             image = axes.imshow(
                 values_TT,

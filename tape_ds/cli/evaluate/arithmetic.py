@@ -19,6 +19,8 @@ codes: 0 done; 2 a mistake.
 import argparse
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tape_ds import results
@@ -35,8 +37,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from tape_ds.scoring.models import FoundModel
+    from tape_ds.scoring.resumable import Evaluation
 
-MOST = 10_000  # problems of a cell at most: more would take hours to find where there are few
+# problems of a cell at most: more would take hours to find where there are few
+MOST = 10_000
 SAMPLES = 100
 ROWS = 1000
 BATCH_SIZE = 400
@@ -47,18 +51,19 @@ def main(argv: list[str] | None = None) -> int:
     """Check, ask, count, write, print."""
     options, problems = parse(argv)
 
-    from tape_ds.scoring import exact_match, heat_maps, models, resumable
-    from tape_ds.scoring.resumable import Cost
+    from tape_ds.scoring import heat_maps, models, resumable
 
     found = models.find(options, problems)
     task = prepare(options, found, problems)
-    is_arithmetic = isinstance(task, ArithmeticTask)
-    name = "arithmetic" if is_arithmetic else "addressing"
     deciding = {option: vars(options)[option] for option in ("task", "samples", "batch_size")}
-    if is_arithmetic:
-        deciding |= {"trained": list(options.trained), "digits": list(options.tested)}
+    if isinstance(task, ArithmeticTask):
+        name = "arithmetic"
+        deciding["trained"] = list(options.trained)
+        deciding["digits"] = list(options.tested)
     else:
-        deciding |= {"task_options": options.task_options, "lengths": options.tested}
+        name = "addressing"
+        deciding["task_options"] = options.task_options
+        deciding["lengths"] = options.tested
     work = resumable.Evaluation(
         name,
         resumable.folder(options.output, found),
@@ -67,43 +72,57 @@ def main(argv: list[str] | None = None) -> int:
         data={f"{name}:{task.name}": task.fingerprint(options.tested)},
         seed=options.seed,
     )
+    return work.run(
+        partial(ask_all, options, found, task, work),
+        partial(show, f"{options.task} by {found.name_or_path}", work.folder),
+        overwrite=options.overwrite,
+        tables=heat_maps.files(work.folder, name),
+    )
 
-    def ask_all() -> dict[str, Any]:
-        model = found.load()
-        cost = Cost(found.device)
-        tests = task.tests(options.tested)
-        jobs = [(str(test), test) for test in sorted(tests, key=lambda test: -test.tokens)]
-        answered = work.run_jobs(jobs, lambda test: ask(model, options, test))
-        scores = [answered[str(test)] for test in tests]
-        if not isinstance(task, ArithmeticTask):
-            return {"task": task.name, "tests": scores, "cost": cost.taken(samples=options.samples * len(tests))}
 
-        # a model whose positions are spread over shorter texts (randpe) than the grid has
-        remark, longest = None, task.tokens(options.tested)
-        spread = (getattr(found.config, "position_options", None) or {}).get("evaluation_length")
-        if spread is not None and spread < longest:
-            remark = (
-                f"its positions are spread over texts of {spread} tokens (position_options.evaluation_length) and the "
-                f"grid's longest have {longest}: beyond, they count on by steps that training has never seen"
-            )
-        return {
-            "task": task.name,
-            "sizes": list(task.sizes),
-            "trained": list(options.trained),
-            "means": exact_match.means(scores, options.trained),
-            "remark": remark,
-            "cells": scores,
-            "cost": cost.taken(samples=sum(cell["samples"] for cell in scores)),
-        }
+def ask_all(options: argparse.Namespace, found: "FoundModel", task: Task, work: "Evaluation") -> dict[str, Any]:
+    """Load the model, and return the figures of its answers."""
+    from tape_ds.scoring import exact_match
+    from tape_ds.scoring.resumable import Cost
 
-    def show(figures: Mapping[str, Any]) -> None:
-        title = f"{options.task} by {found.name_or_path}"
-        written = heat_maps.write_generated(figures, work.folder, title)
-        print(heat_maps.generated_summary(figures))
-        print(", ".join(str(path) for path in written))
+    model = found.load()
+    cost = Cost(found.device)
+    tests = task.tests(options.tested)
+    longest_first = sorted(tests, key=lambda test: -test.tokens)
+    answered = work.run_jobs([(str(test), test) for test in longest_first], partial(ask, model, options))
+    scores = [answered[str(test)] for test in tests]
+    if not isinstance(task, ArithmeticTask):
+        return {"task": task.name, "tests": scores, "cost": cost.taken(samples=options.samples * len(tests))}
+    return {
+        "task": task.name,
+        "sizes": list(task.sizes),
+        "trained": list(options.trained),
+        "means": exact_match.means(scores, options.trained),
+        "remark": remark_on_positions(found, task.tokens(options.tested)),
+        "cells": scores,
+        "cost": cost.taken(samples=sum(cell["samples"] for cell in scores)),
+    }
 
-    shown = heat_maps.files(work.folder, name)
-    return work.run(ask_all, show, overwrite=options.overwrite, tables=shown)
+
+def remark_on_positions(found: "FoundModel", longest: int) -> str | None:
+    """Return a sentence on a model whose positions are spread over shorter texts (randpe) than the grid has."""
+    position_options = getattr(found.config, "position_options", None) or {}
+    spread = position_options.get("evaluation_length")
+    if spread is None or spread >= longest:
+        return None
+    return (
+        f"its positions are spread over texts of {spread} tokens (position_options.evaluation_length) and the "
+        f"grid's longest have {longest}: beyond, they count on by steps that training has never seen"
+    )
+
+
+def show(title: str, folder: Path, figures: Mapping[str, Any]) -> None:
+    """Write tables and picture, and print the means."""
+    from tape_ds.scoring import heat_maps
+
+    written = heat_maps.write_generated(figures, folder, title)
+    print(heat_maps.generated_summary(figures))
+    print(", ".join(str(path) for path in written))
 
 
 def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]]:
@@ -172,11 +191,10 @@ def prepare(options: argparse.Namespace, model: "FoundModel", problems: list[Pro
         wrong = f"its tokens are not those of {options.task}"
         problems.append(Problem("model", model.name_or_path, wrong, "give a model that tape-ds arithmetic trained"))
     if isinstance(task, ArithmeticTask):
-        problems += [
-            Problem("--digits", size, f"{task.name} has at most {most:,} {name}", "give less")
-            for size, most, name in zip(options.tested, task.largest, task.sizes, strict=True)
-            if size > most
-        ]
+        for size, most, name in zip(options.tested, task.largest, task.sizes, strict=True):
+            if size > most:
+                wrong = f"{task.name} has at most {most:,} {name}"
+                problems.append(Problem("--digits", size, wrong, "give less"))
         problems += check_lengths("--digits (in tokens)", [task.tokens(options.tested)], model)
     else:
         tokens = [task.tokens((length,)) for length in options.tested]
@@ -187,59 +205,90 @@ def prepare(options: argparse.Namespace, model: "FoundModel", problems: list[Pro
 
 def complete(options: argparse.Namespace, model: "FoundModel") -> list[Problem]:
     """Fill in ``tested``, and what was not given, from the record of the model's run; return what is wrong."""
-
-    def unrecorded(option: str, what: str) -> Problem:
-        return Problem(f"--{option}", None, f"{model.name_or_path} has no record of {what}", f"give --{option}")
-
-    config: Mapping[str, Any] = {}
-    if model.record is not None and (file := model.folder.parent / RESULTS / "run.json").is_file():
-        stored = results.load(file).config
-        config = stored if stored.get("task") in TASKS else {}
-    options.task = options.task or config.get("task")
-    untrained = unrecorded("trained", "the length of its training operands")
+    config = recorded(model)
     if options.task is None:
-        missing = unrecorded("task", "what it was trained on")
-        return [missing, untrained] if options.trained is None else [missing]
+        options.task = config.get("task")
+    if options.task is None:
+        problems = [unrecorded(model, "task", "what it was trained on")]
+        if options.trained is None:
+            problems.append(unrecorded(model, "trained", "the length of its training operands"))
+        return problems
+    # a record of another task decides nothing here
     own = config if options.task == config.get("task") else {}
     task = TASKS[options.task]
-    is_arithmetic = isinstance(task, ArithmeticTask)
-    options.samples = options.samples or (SAMPLES if is_arithmetic else ROWS)
-    useless = [
-        Problem(f"--{name}", value, f"{options.task} does not have it", "leave it out")
-        for name in (("lengths", "task_options") if is_arithmetic else ("digits", "trained"))
-        if (value := vars(options)[name]) is not None
-    ]
-
     if isinstance(task, ArithmeticTask):
-        longest = None
-        if options.trained is None and "max_digits" in own:
-            options.trained = [own["max_digits"], own.get("max_digits_second") or own["max_digits"]]
-            longest = own.get("test_digits")
-        if options.trained is None:
-            return [*useless, untrained]
-        # one length for both operands, or one for each
-        options.trained = (options.trained[0], options.trained[-1])
-        digits = options.digits
-        options.tested = (digits[0], digits[-1]) if digits else task.reached(options.trained, longest)
-        return useless
+        return complete_arithmetic(options, model, task, own)
+    return complete_addressing(options, model, own)
 
+
+def recorded(model: "FoundModel") -> Mapping[str, Any]:
+    """Return the recipe that a model was trained with, if it was one of generated tasks."""
+    file = model.folder.parent / RESULTS / "run.json"
+    if model.record is None or not file.is_file():
+        return {}
+    config = results.load(file).config
+    if config.get("task") in TASKS:
+        return config
+    return {}
+
+
+def unrecorded(model: "FoundModel", option: str, what: str) -> Problem:
+    return Problem(f"--{option}", None, f"{model.name_or_path} has no record of {what}", f"give --{option}")
+
+
+def unread(options: argparse.Namespace, *names: str) -> list[Problem]:
+    """Return a problem for each of these options that was given, although the task does not have it."""
+    problems = []
+    for name in names:
+        value = vars(options)[name]
+        if value is not None:
+            problems.append(Problem(f"--{name}", value, f"{options.task} does not have it", "leave it out"))
+    return problems
+
+
+def complete_arithmetic(
+    options: argparse.Namespace, model: "FoundModel", task: ArithmeticTask, own: Mapping[str, Any]
+) -> list[Problem]:
+    problems = unread(options, "lengths", "task_options")
+    options.samples = options.samples or SAMPLES
+    longest = None
+    if options.trained is None and "max_digits" in own:
+        options.trained = [own["max_digits"], own.get("max_digits_second") or own["max_digits"]]
+        longest = own.get("test_digits")
+    if options.trained is None:
+        return [*problems, unrecorded(model, "trained", "the length of its training operands")]
+    # one length for both operands, or one for each
+    options.trained = (options.trained[0], options.trained[-1])
+    if options.digits:
+        options.tested = (options.digits[0], options.digits[-1])
+    else:
+        options.tested = task.reached(options.trained, longest)
+    return problems
+
+
+def complete_addressing(options: argparse.Namespace, model: "FoundModel", own: Mapping[str, Any]) -> list[Problem]:
+    options.samples = options.samples or ROWS
+    problems = unread(options, "digits", "trained")
+    if problems:
+        return problems
     given = {} if options.task_options is None else options.task_options
-    if useless or not isinstance(given, dict):
+    if not isinstance(given, dict):
         example = """write for example '{"ignore": 0.9}'"""
-        return useless or [Problem("--task_options", given, "not a mapping", example)]
+        return [Problem("--task_options", given, "not a mapping", example)]
     options.task_options = own.get("task_options", {}) | given
+    problems = generated.check(options.task, options.task_options)
+    if problems:
+        return problems
     options.tested = list(dict.fromkeys(options.lengths or own.get("test_lengths") or ()))
-    if wrong := generated.check(options.task, options.task_options):
-        return wrong
     if not options.tested:
-        return [unrecorded("lengths", "the lengths of its tests")]
-    made = generated.make(options.task, options.task_options)
-    assert isinstance(made, AddressingTask)
-    return [
-        Problem("--lengths", length, f"{options.task} has no such sequences", remedy)
-        for length in options.tested
-        if (remedy := made.wrong_length(length)) is not None
-    ]
+        return [unrecorded(model, "lengths", "the lengths of its tests")]
+    task = generated.make(options.task, options.task_options)
+    assert isinstance(task, AddressingTask)
+    for tested in options.tested:
+        remedy = task.wrong_length(tested)
+        if remedy is not None:
+            problems.append(Problem("--lengths", tested, f"{options.task} has no such sequences", remedy))
+    return problems
 
 
 def ask(model: "PreTrainedModel", options: argparse.Namespace, test: Test) -> dict[str, Any]:

@@ -76,7 +76,8 @@ def read_prompt(prompt: str | None) -> str:
         if prompt is None and sys.stdin.isatty():
             raise UserError(Problem("--prompt", None, "there is none", "give one, or pipe a text in"))
         prompt = sys.stdin.read().removesuffix("\n") if prompt is None else prompt
-        prompt.encode()  # Python keeps the bytes of an argument that is no UTF-8 as surrogates
+        # Python keeps the bytes of an argument that is no UTF-8 as surrogates
+        prompt.encode()
     except UnicodeError as error:
         raise UserError(Problem("--prompt", repr(prompt), f"is not UTF-8 ({error})", "give a text in UTF-8")) from error
     if not prompt.strip():
@@ -89,4 +90,6 @@ def ids_of(prompt: str, tokenizer: "PreTrainedTokenizerBase", chat: bool) -> lis
     from tape_ds.data.chat import template
     from tape_ds.data.prompting import prompt_ids
 
-    return template.prompt_ids(prompt, tokenizer) if chat else prompt_ids(prompt, tokenizer)
+    if chat:
+        return template.prompt_ids(prompt, tokenizer)
+    return prompt_ids(prompt, tokenizer)

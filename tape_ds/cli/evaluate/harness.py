@@ -45,6 +45,8 @@ NUMBERS = (
     *("apply_chat_template", "system_instruction", "fewshot_as_multiturn"),
 )
 """lm-eval's options that decide numbers."""
+READING = ("batch_size", "max_length", "truncate")
+"""This command's options that decide numbers."""
 
 
 @command
@@ -62,18 +64,23 @@ def main(argv: list[str] | None = None) -> int:
     from tape_ds.scoring.language_model import HarnessModel
     from tape_ds.scoring.resumable import Cost
 
-    deciding = {"tasks": config.tasks} | {name: getattr(config, name) for name in NUMBERS}
-    deciding |= {name: vars(options)[name] for name in ("batch_size", "max_length", "truncate")}
+    deciding: dict[str, Any] = {"tasks": config.tasks}
+    for name in NUMBERS:
+        deciding[name] = getattr(config, name)
+    for name in READING:
+        deciding[name] = vars(options)[name]
     # the model's hash has the tokenizer
-    deciding["metadata"] = {name: each for name, each in config.metadata.items() if name != "tokenizer"}
+    deciding["metadata"] = {name: value for name, value in config.metadata.items() if name != "tokenizer"}
     if config.apply_chat_template:
         template = json.dumps(found.tokenizer().chat_template, sort_keys=True)
         deciding["chat_template"] = hashlib.sha256(template.encode()).hexdigest()
-    config.metadata = {"max_tokens": options.max_length} | config.metadata  # the tasks of SCROLLS cut by it
+    # the tasks of SCROLLS cut by it
+    config.metadata = {"max_tokens": options.max_length} | config.metadata
     tasks = harness_tasks.load(config)
     rolling = tasks.rolling()
     begin = beginning(found.tokenizer()) if rolling else []
-    if begin:  # scores that lm-eval's own model, and earlier versions of this one, do not give
+    # scores that lm-eval's own model, and earlier versions of this one, do not give
+    if begin:
         deciding["text_begins_with"] = found.tokenizer().decode(begin)
     work = resumable.Evaluation(
         "harness",
@@ -83,40 +90,52 @@ def main(argv: list[str] | None = None) -> int:
         data=tasks.fingerprints(config.num_fewshot),
         seed=config.seed[0],
     )
-    submission = {
-        f"tape_scrolls_{name}": work.folder / "scrolls" / f"{name}.json"
-        for name in scrolls.NAMES
-        if f"tape_scrolls_{name}" in tasks.tasks
-    }
+    submission = {}
+    for name in scrolls.NAMES:
+        if f"tape_scrolls_{name}" in tasks.tasks:
+            submission[f"tape_scrolls_{name}"] = work.folder / "scrolls" / f"{name}.json"
 
     # lm-eval's options as its function takes them
-    names = inspect.signature(simple_evaluate).parameters
-    arguments = {each.name: getattr(config, each.name) for each in fields(config) if each.name in names}
+    taken_names = inspect.signature(simple_evaluate).parameters
+    arguments: dict[str, Any] = {}
+    for field in fields(config):
+        if field.name in taken_names:
+            arguments[field.name] = getattr(config, field.name)
+    arguments |= {"cache_requests": False} | config.cache_requests
     seeds = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
-    arguments |= {"cache_requests": False} | config.cache_requests | dict(zip(seeds, config.seed, strict=True))
-    arguments |= {"verbosity": None, "fewshot_as_multiturn": config.fewshot_as_multiturn or False}
-    arguments |= {"batch_size": options.batch_size, "model_args": {"pretrained": found.name_or_path}}
-    arguments |= {"task_manager": tasks, "use_cache": str(work.journal / "answers")}
-    arguments |= {"device": str(found.device), "bootstrap_iters": 100_000 if is_main_process() else 0}
-    arguments |= {"log_samples": config.log_samples or bool(submission)}
+    arguments |= zip(seeds, config.seed, strict=True)
+    arguments |= {
+        "verbosity": None,
+        "fewshot_as_multiturn": config.fewshot_as_multiturn or False,
+        "batch_size": options.batch_size,
+        "model_args": {"pretrained": found.name_or_path},
+        "task_manager": tasks,
+        "use_cache": str(work.journal / "answers"),
+        "device": str(found.device),
+        # the intervals are of the first rank alone
+        "bootstrap_iters": 100_000 if is_main_process() else 0,
+        "log_samples": config.log_samples or bool(submission),
+    }
 
     def evaluate() -> dict[str, Any]:
         """Return the figures, on the first rank alone; answers of an earlier start are reused."""
         with ExitStack() as held:
             resumable.from_first(lambda: work.lock(held))
             cost = Cost(found.device)
-            reading = {name: vars(options)[name] for name in ("max_length", "truncate", "batch_size")}
+            reading = {name: vars(options)[name] for name in READING}
             lm = HarnessModel(found, **reading)
             lm.tasks = tasks.tasks
             tracker = EvaluationTracker(output_path=str(work.folder / "lm_eval"))
             results = simple_evaluate(**arguments | {"model": lm, "evaluation_tracker": tracker})
-            lm.measure(())  # where all answers were known, nothing was asked
+            # where all answers were known, nothing was asked
+            lm.measure(())
             each_cut = RankSync().objects(lm.cut)
             taken = cost.taken()
         if results is None:
             return {}
         samples = results.pop("samples", None) or {}
-        work.path.unlink(missing_ok=True)  # killed from here on, no other result is left with these texts
+        # killed from here on, no other result is left with these texts
+        work.path.unlink(missing_ok=True)
         for name in scrolls.NAMES:
             (work.folder / "scrolls" / f"{name}.json").unlink(missing_ok=True)
         for name, file in submission.items():
@@ -148,7 +167,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
     parser = Parser(prog="tape-ds evaluate harness", description=__doc__)
     add_model(parser)
-    add_output(parser, seed=False)  # lm-eval's own four: published numbers' shots were drawn with its defaults
+    # lm-eval's own four: published numbers' shots were drawn with its defaults
+    add_output(parser, seed=False)
     group = parser.add_argument_group("reading")
     group.add_argument(
         "--batch_size",
@@ -189,7 +209,10 @@ def prepare(options: argparse.Namespace) -> tuple["FoundModel", "EvaluatorConfig
         config = EvaluatorConfig.from_cli(given)
         # a file may hold names as one string, and no seed
         listed = [config.tasks] if isinstance(config.tasks, str) else config.tasks
-        config.tasks = [name for each in listed for name in str(each).split(",")]
+        names: list[str] = []
+        for entry in listed:
+            names += str(entry).split(",")
+        config.tasks = names
         config.seed = config.seed or [None] * 4
     except (ValueError, TypeError, OSError) as error:
         problems.append(Problem("options", options.config or "", " ".join(str(error).split()), "see --help"))

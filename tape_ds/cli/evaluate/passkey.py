@@ -25,6 +25,7 @@ from tape_ds.arguments import Parser, add_model, add_output, below_one, length
 from tape_ds.data import passkey as prompts
 from tape_ds.data.passkey import FORMS, PUBLISHED_LENGTHS, PUBLISHED_TRIALS, REPLY_TOKENS
 from tape_ds.errors import Problem, collecting, command, is_main_process, raise_if_any
+from tape_ds.numbers import counted
 from tape_ds.scoring import CHUNK
 
 if TYPE_CHECKING:
@@ -49,11 +50,13 @@ def main(argv: list[str] | None = None) -> int:
 
     found = models.find(options, problems)
     plans = prepare(options, found, problems)
+    deciding = {name: vars(options)[name] for name in SETTINGS}
+    deciding["lengths"] = sorted(options.lengths)
     work = resumable.Evaluation(
         NAME,
         resumable.folder(options.output, found),
         model=found.about(),
-        config={name: vars(options)[name] for name in SETTINGS} | {"lengths": sorted(options.lengths)},
+        config=deciding,
         data={f"passkey:{options.form}": prompts.fingerprint(options.form)},
         seed=None if options.protocol == "published" else options.seed,
     )
@@ -105,33 +108,37 @@ def count(rows: Sequence[tuple[int, float | None, dict[str, Any]]]) -> dict[str,
 
     cells = []
     for nominal, depth in sorted({(nominal, depth) for nominal, depth, _ in rows}):
-        own = [row for *place, row in rows if place == [nominal, depth]]
-        known = all(row["same_ids"] is not None for row in own)
-        cell = {"length": nominal, "depth": depth, "trials": len(own)}
-        cell["correct"] = sum(row["right"] for row in own)
-        cell["correct_ids"] = sum(row["same_ids"] for row in own) if known else None
-        cells.append(cell | {"mean_tokens": statistics.fmean(row["tokens"] for row in own)})
+        in_cell = [row for *place, row in rows if place == [nominal, depth]]
+        correct_ids = None
+        if all(row["same_ids"] is not None for row in in_cell):
+            correct_ids = sum(row["same_ids"] for row in in_cell)
+        cell = {
+            "length": nominal,
+            "depth": depth,
+            "trials": len(in_cell),
+            "correct": sum(row["right"] for row in in_cell),
+            "correct_ids": correct_ids,
+            "mean_tokens": statistics.fmean(row["tokens"] for row in in_cell),
+        }
+        cells.append(cell)
     by_length = []
     for nominal in sorted({nominal for nominal, *_ in rows}):
-        own = [row for of, _, row in rows if of == nominal]
-        by_length.append({"length": nominal, **counts(own), "replies": own})
+        of_length = [row for length_asked, _, row in rows if length_asked == nominal]
+        by_length.append({"length": nominal, **counts(of_length), "replies": of_length})
     return {"cells": cells, "passkeys": by_length}
 
 
 def announcement(options: argparse.Namespace, total: int) -> str:
     """Return what is asked, in words."""
-    lengths = len(options.lengths)
-    where = f"{lengths} length{'' if lengths == 1 else 's'}"
+    where = counted(len(options.lengths), "length")
     if options.depths:
-        depths = len(options.depths)
-        where = f"{depths} depth{'' if depths == 1 else 's'} and {where}"
+        where = f"{counted(len(options.depths), 'depth')} and {where}"
     return f"passkeys: {options.trials} at each of {where} = {total:,} prompts"
 
 
 def show(options: argparse.Namespace, found: "FoundModel", folder: Path, figures: Mapping[str, Any]) -> None:
     """Write tables and picture, and print the tables."""
-    from tape_ds.scoring import heat_maps
-    from tape_ds.training import tables
+    from tape_ds.scoring import heat_maps, tables
 
     title = f"Passkeys found by {found.name_or_path} ({options.form}, {options.protocol})"
     by_length = figures["passkeys"]
@@ -191,10 +198,15 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]
     options = parser.parse_args(argv)
     options.use_cache = options.use_cache == "true"
     grid = options.protocol == "grid"
-    options.depths = options.depths or (list(DEPTHS) if grid else None)
-    options.lengths = options.lengths or list(LENGTHS if grid else PUBLISHED_LENGTHS)
+    if grid:
+        options.depths = options.depths or list(DEPTHS)
+        options.lengths = options.lengths or list(LENGTHS)
+        trials = TRIALS
+    else:
+        options.lengths = options.lengths or list(PUBLISHED_LENGTHS)
+        trials = PUBLISHED_TRIALS
     if options.trials is None:
-        options.trials = TRIALS if grid else PUBLISHED_TRIALS
+        options.trials = trials
 
     problems = below_one(options, "new_tokens", "chunk")
     if not grid and options.depths is not None:

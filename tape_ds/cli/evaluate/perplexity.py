@@ -29,6 +29,7 @@ from tape_ds.scoring.windows import CONVENTIONS, Scoring
 if TYPE_CHECKING:
     from tape_ds.scoring.long_ppl import LongJob
     from tape_ds.scoring.models import FoundModel
+    from tape_ds.scoring.resumable import Evaluation
     from tape_ds.scoring.window_jobs import Jobs, Texts, WindowJob
 
 NAME = "perplexity"
@@ -50,70 +51,97 @@ def main(argv: list[str] | None = None) -> int:
     with collecting(problems):
         sources = parse_all(list(dict.fromkeys(options.data)), "--data")
 
-    from tape_ds.scoring import long_ppl, losses, models, resumable, window_jobs
-    from tape_ds.scoring.resumable import Cost
+    from tape_ds.scoring import losses, models, resumable
 
     found = models.find(options, problems)
     tokenizer = found.tokenizer()
     problems += models.check_lengths("--lengths", options.lengths, found)
     if options.bos and tokenizer.bos_token_id is None:
         problems.append(Problem("--bos", True, "the tokenizer has no BOS", "leave it out, or name another --tokenizer"))
-    if (reason := losses.unscorable(found.config)) is not None:
+    reason = losses.unscorable(found.config)
+    if reason is not None:
         problems.append(Problem("model", found.name_or_path, reason, "score another model"))
     judge = find_judge(options, found, problems)
     raise_if_any(problems)
 
-    choice = {name: vars(options)[name] for name in DOCUMENTS}
-    stride = STRIDE if options.stride is None and options.convention != "blocks" else options.stride
-    deciding = {name: vars(options)[name] for name in SCORING}
+    stride = STRIDE if options.stride is None else options.stride
+    deciding = {"lengths": options.lengths, "stride": stride}
+    if options.convention == "blocks":
+        # none: blocks follow on one another
+        deciding["stride"] = options.stride
+    deciding |= {name: vars(options)[name] for name in SCORING}
     if options.long_ppl:
-        deciding["long_ppl"] = {"short": options.long_ppl_short, "judge": None if judge is None else judge.about()}
+        about_judge = None if judge is None else judge.about()
+        deciding["long_ppl"] = {"short": options.long_ppl_short, "judge": about_judge}
+    deciding |= {name: vars(options)[name] for name in DOCUMENTS}
     work = resumable.Evaluation(
         NAME,
         resumable.folder(options.output, found),
         model=found.about(),
-        config={"lengths": options.lengths, "stride": stride, **deciding, **choice},
+        config=deciding,
         data={source.spec: source.fingerprint() for source in sources},
         seed=None,
     )
     models.print_notes(found, options.lengths, bos=not options.bos)
     scoring = Scoring(
         convention=options.convention,
-        stride=STRIDE if options.stride is None else options.stride,
+        stride=stride,
         begin=tokenizer.bos_token_id if options.bos else None,
         first_window=options.first_window,
         drop_last=options.drop_last,
         spans=options.spans,
     )
+    return work.run(
+        partial(score_all, options, found, judge, sources, scoring, work),
+        partial(show, found),
+        overwrite=options.overwrite,
+    )
 
-    def score() -> dict[str, Any]:
-        parts: dict[str, list[window_jobs.ScoredText]] = {}
-        problems: list[Problem] = []
-        for source in sources:
-            with collecting(problems):
-                parts[source.spec] = window_jobs.read_texts(source, tokenizer, bare=options.bos, **choice)
-        raise_if_any(problems)  # before the model is loaded
-        jobs = window_jobs.plan(parts, options.lengths, scoring)
-        require_covered(jobs, parts, options.lengths, scoring, found)
-        long_jobs = long_ppl.jobs(parts, options.lengths, options.long_ppl_short) if options.long_ppl else {}
-        model = found.load()
-        judging = model if judge is None else judge.load()
-        cost = Cost(found.device)
-        score_windows = partial(window_jobs.work, model, parts, scoring, options.batch_size, options.chunk)
-        score_long = partial(long_ppl.work, model, judging, parts, options.long_ppl_short, options.chunk)
 
-        def score_job(job: "WindowJob | LongJob") -> Any:
-            return score_long(job) if isinstance(job, long_ppl.LongJob) else score_windows(job)
+def score_all(
+    options: argparse.Namespace,
+    found: "FoundModel",
+    judge: "FoundModel | None",
+    sources: Sequence[Source],
+    scoring: Scoring,
+    work: "Evaluation",
+) -> dict[str, Any]:
+    """Read the texts, load the models, and return the figures. ``judge`` finds LongPPL's tokens; None: the model."""
+    from tape_ds.scoring import long_ppl, window_jobs
+    from tape_ds.scoring.resumable import Cost
 
-        planned: list[tuple[str, WindowJob | LongJob]] = [*jobs.items(), *long_jobs.items()]
-        done = work.run_jobs(sorted(planned, key=lambda item: -item[1].length), score_job)
-        figures = window_jobs.figures(parts, options.lengths, scoring, jobs, done)
-        if options.long_ppl:
-            figures["long_ppl"] = long_ppl.figures(long_jobs, done)
-        tokens = sum(window.end - window.start for job in jobs.values() for _, window in job.windows)
-        return {**figures, "cost": cost.taken(tokens=tokens)}
+    texts: dict[str, list[window_jobs.ScoredText]] = {}
+    problems: list[Problem] = []
+    choice = {name: vars(options)[name] for name in DOCUMENTS}
+    for source in sources:
+        with collecting(problems):
+            texts[source.spec] = window_jobs.read_texts(source, found.tokenizer(), bare=options.bos, **choice)
+    raise_if_any(problems)  # before the model is loaded
+    jobs = window_jobs.plan(texts, options.lengths, scoring)
+    require_covered(jobs, texts, options.lengths, scoring, found)
+    long_jobs = {}
+    if options.long_ppl:
+        long_jobs = long_ppl.jobs(texts, options.lengths, options.long_ppl_short)
 
-    return work.run(score, lambda figures: show(figures, found), overwrite=options.overwrite)
+    model = found.load()
+    judging = model if judge is None else judge.load()
+    cost = Cost(found.device)
+    score_windows = partial(window_jobs.work, model, texts, scoring, options.batch_size, options.chunk)
+    score_long = partial(long_ppl.work, model, judging, texts, options.long_ppl_short, options.chunk)
+
+    def score_job(job: "WindowJob | LongJob") -> Any:
+        if isinstance(job, long_ppl.LongJob):
+            return score_long(job)
+        return score_windows(job)
+
+    planned: list[tuple[str, WindowJob | LongJob]] = [*jobs.items(), *long_jobs.items()]
+    longest_first = sorted(planned, key=lambda item: -item[1].length)
+    done = work.run_jobs(longest_first, score_job)
+    figures = window_jobs.figures(texts, options.lengths, scoring, jobs, done)
+    if options.long_ppl:
+        figures["long_ppl"] = long_ppl.figures(long_jobs, done)
+    tokens = sum(window.end - window.start for job in jobs.values() for _, window in job.windows)
+    return {**figures, "cost": cost.taken(tokens=tokens)}
 
 
 def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]]:
@@ -166,7 +194,9 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]
     problems = below_one(options, "max_documents", "join", "batch_size", "chunk")
     for name in ("lengths", "spans", "min_tokens", "max_tokens"):
         values = getattr(options, name)
-        for value in values if isinstance(values, list) else [values]:
+        if not isinstance(values, list):
+            values = [values]
+        for value in values:
             if value is not None and value < SHORTEST:
                 wrong = "a token and its target are needed"
                 problems.append(Problem(f"--{name}", value, wrong, f"{SHORTEST} or more"))
@@ -174,8 +204,9 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]
         wrong = f"less than --min_tokens {options.min_tokens}"
         problems.append(Problem("--max_tokens", options.max_tokens, wrong, "the larger of the two, or more"))
     for name in ("long_ppl_short", "long_ppl_judge"):
-        if getattr(options, name) is not None and not options.long_ppl:
-            problems.append(Problem(f"--{name}", getattr(options, name), "--long_ppl is not given", "add --long_ppl"))
+        value = getattr(options, name)
+        if value is not None and not options.long_ppl:
+            problems.append(Problem(f"--{name}", value, "--long_ppl is not given", "add --long_ppl"))
     options.long_ppl_short = options.long_ppl_short or LONG_PPL_SHORT
     if options.long_ppl and not any(tokens > options.long_ppl_short for tokens in options.lengths):
         wrong = f"no length is longer than the short context, {options.long_ppl_short:,} tokens"
@@ -183,8 +214,9 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]
     if options.long_ppl and options.bos:
         wrong = "LongPPL reads windows as they are in the text"
         problems.append(Problem("--bos", True, wrong, "leave it out, or score without --long_ppl"))
-    twice = sorted({spec for spec in options.data if options.data.count(spec) > 1})
-    problems += [Problem("--data", spec, "named twice", "name it once") for spec in twice]
+    for spec in sorted(set(options.data)):
+        if options.data.count(spec) > 1:
+            problems.append(Problem("--data", spec, "named twice", "name it once"))
 
     if options.convention == "blocks":
         if options.stride is not None:
@@ -220,7 +252,8 @@ def find_judge(options: argparse.Namespace, model: "FoundModel", problems: list[
     if tokenized.tokenizer_fingerprint(judge.tokenizer()) != own:
         wrong = f"its tokenizer is not that of {model.name_or_path}"
         problems.append(Problem("--long_ppl_judge", options.long_ppl_judge, wrong, "name a model with the same one"))
-    if (reason := losses.unscorable(judge.config)) is not None:
+    reason = losses.unscorable(judge.config)
+    if reason is not None:
         problems.append(Problem("--long_ppl_judge", options.long_ppl_judge, reason, "name another model"))
     problems += models.check_lengths("--lengths", options.lengths, judge)
     return judge
@@ -249,35 +282,45 @@ def require_covered(
     raise_if_any(problems)
 
 
-def show(figures: Mapping[str, Any], model: "FoundModel") -> None:
+def words_of(entry: Mapping[str, Any]) -> str:
+    """Return the scores of one text at one length, and what was left out, as a line."""
+    loss = f"{entry['nll']:.4f}"
+    if entry["standard_error"] is not None:
+        loss += f" +- {entry['standard_error']:.4f}"
+    words = [
+        f"{entry['perplexity']:.4f}",
+        f"{loss} nats per token",
+        f"{entry['targets']:,} targets in {entry['windows']:,} windows of {entry['documents']:,} documents",
+    ]
+    left_out = entry["left_out"]
+    for documents, wrong in ((entry["shorter"], "shorter than a window"), (left_out, "too short, left out")):
+        if documents["documents"]:
+            # a stored result has the names nan, inf as numbers
+            names = ", ".join(map(str, documents["names"]))
+            if documents["documents"] > len(documents["names"]):
+                names += ", ..."
+            words.append(f"{documents['documents']:,} documents {wrong}: {names}")
+    if left_out["tokens"]:
+        words.append(f"{left_out['tokens']:,} tokens in no window")
+    return "; ".join(words)
+
+
+def show(model: "FoundModel", figures: Mapping[str, Any]) -> None:
     """Print the tables, and what was left out."""
+    from tape_ds.scoring import tables
     from tape_ds.scoring.span_losses import SpanLosses
-    from tape_ds.training import tables
 
     for source in figures["documents"]:
         entries = [entry for entry in figures["perplexity"] if entry["source"] == source]
         print(f"\n{NAME} of {model.name_or_path} on {source} ({entries[0]['convention']})")
-        rows = {}
-        for entry in entries:
-            error, out = entry["standard_error"], entry["left_out"]
-            spread = "" if error is None else f" +- {error:.4f}"
-            words = [f"{entry['perplexity']:.4f}", f"{entry['nll']:.4f}{spread} nats per token"]
-            counts = f"{entry['targets']:,} targets in {entry['windows']:,} windows of {entry['documents']:,} documents"
-            words.append(counts)
-            for documents, wrong in ((entry["shorter"], "shorter than a window"), (out, "too short, left out")):
-                if documents["documents"]:
-                    more = ", ..." if documents["documents"] > len(documents["names"]) else ""
-                    names = ", ".join(map(str, documents["names"]))  # a stored result has the names nan, inf as numbers
-                    words.append(f"{documents['documents']:,} documents {wrong}: {names}{more}")
-            if out["tokens"]:
-                words.append(f"{out['tokens']:,} tokens in no window")
-            rows[f"{entry['length']:,}"] = "; ".join(words)
-        tables.print_rows(rows)
+        tables.print_rows({f"{entry['length']:,}": words_of(entry) for entry in entries})
     if figures.get("long_ppl"):
         print("\nLongPPL")
         rows = {}
         for entry in figures["long_ppl"]:
-            value = "no key token" if entry["long_ppl"] is None else f"{entry['long_ppl']:.4f}"
+            value = "no key token"
+            if entry["long_ppl"] is not None:
+                value = f"{entry['long_ppl']:.4f}"
             share = f"{entry['key_tokens']:,} of {entry['targets']:,} tokens"
             whole = f"{entry['perplexity']:.4f} over all of them"
             rows[f"{entry['source']}, {entry['length']:,}"] = f"{value}; {share}; {whole}"

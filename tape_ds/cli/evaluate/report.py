@@ -34,7 +34,8 @@ def main(argv: list[str] | None = None) -> int:
     unused: list[report_columns.Unused] = []
     with collecting(problems):
         found, unused = report_columns.collect(options.runs)
-    from tape_ds.scoring import report_page  # matplotlib takes a second, which --help does not need
+    # matplotlib takes a second, which --help does not need
+    from tape_ds.scoring import report_page
 
     if os.path.lexists(file) and not (file.is_file() and report_page.is_page(file)):
         wrong = f"{NAME} in it is not a page of this command"

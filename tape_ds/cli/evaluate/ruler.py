@@ -265,10 +265,12 @@ def draw(
         problems.append(Problem("--chat", True, wrong, "leave it out, or name a --tokenizer that has one"))
     with collecting(problems, "--{}"):
         raise_if_any(ruler_questions.check(per_text, options.lengths, options.samples, tokenizer, texts, spec))
-    raise_if_any(problems)  # before texts are made, which takes seconds for long ones
+    # before texts are made, which takes seconds for long ones
+    raise_if_any(problems)
     drawn: list[DrawnTask] = []
     with collecting(problems, "--{}"):
-        form = {"chat": options.chat, "seed": options.seed or None}  # with seed 0, the default, lm-eval's own seeds
+        # with seed 0, the default, lm-eval's own seeds
+        form = {"chat": options.chat, "seed": options.seed or None}
         drawn = ruler_questions.draw_all(generators, per_text, tokenizer, options.lengths, options.samples, **form)
     raise_if_any(problems)
     return drawn, sources[0]
@@ -305,7 +307,9 @@ def splitter(tasks: Sequence[str]) -> str | None:
     """Return the name of what splits the haystack into sentences; None if there is none to split."""
     from tape_ds.scoring.ruler_generators import hides_in_essays, sentence_splitter
 
-    return sentence_splitter()[0] if any(hides_in_essays(task) for task in tasks) else None
+    if any(hides_in_essays(task) for task in tasks):
+        return sentence_splitter()[0]
+    return None
 
 
 def not_asked(tasks: Sequence[str]) -> list[str]:

@@ -22,10 +22,12 @@ from tape_ds.errors import Problem, UserError
 COLUMN = "messages"  # unless the spec names another
 ROLES = ("system", "developer", "user", "assistant", "tool")
 ASSISTANT = "assistant"  # its turns are targets
-TOOLS = "tools"  # the column of the tools that the assistant may call: JSON schemas, as a list or as its JSON
+# the column of the tools that the assistant may call: JSON schemas, as a list or as its JSON
+TOOLS = "tools"
 
 Conversation = list[dict[str, str]]  # turns of ``role`` and ``content``
-TooLong = Literal["cut", "leave_out"]  # how a conversation of more than ``max_tokens`` is treated
+# how a conversation of more than ``max_tokens`` is treated
+TooLong = Literal["cut", "leave_out"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ class Row:
     others: Mapping[str, Any]  # the other non-empty columns
 
 
-_MADE_SPLITS = {"train": "train", "heldout": "validation"}  # split of the data -> of the questions
+# split of the data -> of the questions
+_MADE_SPLITS = {"train": "train", "heldout": "validation"}
 _COLUMNS = ("jsonl", "parquet", "hub")  # kinds of sources with columns
 
 _OTHER_FORM = "write each turn as {role, content}"
@@ -63,7 +66,8 @@ _SHAREGPT = (
 def check(train: Sequence[str], evaluation: Sequence[str], skip_bad_rows: int | None = None) -> list[Problem]:
     """Check the specs and the first row of each, without the network."""
     lists = {"train_data": train, "eval_data": evaluation}
-    problems, fitting = [], []
+    problems = []
+    fitting = []
     without = sources.KINDS.keys() - {*_COLUMNS, "stdlib", GeneratedDocuments.kind}
     remedy = (
         "give jsonl:FILE, parquet:FILE, hub:NAME (each with #COLUMN for another column than messages), stdlib, or "
@@ -104,7 +108,9 @@ def without_template(model: str) -> Problem:
 
 def completed(spec: str) -> str:
     """Return ``spec`` with :data:`COLUMN` where it names no column."""
-    return f"{spec}#{COLUMN}" if "#" not in spec and spec.partition(":")[0] in _COLUMNS else spec
+    if "#" not in spec and spec.partition(":")[0] in _COLUMNS:
+        return f"{spec}#{COLUMN}"
+    return spec
 
 
 def fingerprint(source: Source, split: str) -> str:
@@ -116,7 +122,8 @@ def fingerprint(source: Source, split: str) -> str:
 def read(source: Source, split: str) -> Iterator[Row]:
     if isinstance(source, StandardLibrary):
         questions = examples.made_rows(_MADE_SPLITS[split])
-        for pair in zip(questions[::2], questions[1::2], strict=False):  # an unpaired last one is left out
+        # an unpaired last one is left out
+        for pair in zip(questions[::2], questions[1::2], strict=False):
             texts = [text for _, question, answer in pair for text in (question, answer)]
             turns = [{"role": role, "content": text} for role, text in zip(2 * ("user", ASSISTANT), texts, strict=True)]
             yield Row(pair[0][0], turns, None, {})
@@ -132,7 +139,8 @@ def read(source: Source, split: str) -> Iterator[Row]:
                 remedy = _REFUSED[key].format(key, source.column)
                 wrong = f"the column {key} is not empty, and is not read", remedy
                 break
-        tools = others.pop(TOOLS, None)  # published data have a list, JSON, or a list of JSON
+        # published data have a list, JSON, or a list of JSON
+        tools = others.pop(TOOLS, None)
         try:
             tools = json.loads(tools) if isinstance(tools, str) else tools
             if isinstance(tools, list):
@@ -155,7 +163,8 @@ def _parted(row: Mapping[str, Any], column: str) -> tuple[Any, dict[str, Any]]:
     others = {key: value for key, value in row.items() if key != column and value not in (None, "", [], {})}
     head, _, rest = column.partition(".")
     if column in row or not isinstance(row.get(head), Mapping):
-        return row.get(column), others  # None: it is null, which rows of Arrow come without
+        # None: it is null, which rows of Arrow come without
+        return row.get(column), others
     others.pop(head, None)
     turns, inner = _parted(row[head], rest)
     return turns, others | inner
@@ -176,7 +185,8 @@ def _wrong(value: Any, column: str) -> tuple[str, str] | None:
             if not isinstance(turn.get(key), str):
                 found = type(turn[key]).__name__ if key in held else "nothing"
                 return f"turn {number} has {found} under {key!r}, not a text", _OTHER_FORM
-        if not storage.is_utf8(turn["content"]):  # half of a surrogate pair cannot be tokenised
+        # half of a surrogate pair cannot be tokenised
+        if not storage.is_utf8(turn["content"]):
             return f"turn {number} is no Unicode text", "correct or remove that row"
         if turn["role"] not in ROLES:
             return f"turn {number} has the role {turn['role']!r}", f"one of: {', '.join(ROLES)}"

@@ -69,7 +69,8 @@ def _conversation(
         try:
             ids, _ = template.encoded(turns, tokenizer, day=day)
         except UnfitTemplateError:
-            return turns  # its reader says what is wrong, as of any conversation
+            # its reader says what is wrong, as of any conversation
+            return turns
         excess = len(ids) - length
         if excess <= 0:
             return turns

@@ -42,7 +42,8 @@ class CutConversations:
     cut: int  # truncated
     cut_tokens: int  # tokens that the truncated ones lost
     left_out: int  # too long
-    unanswered: int  # left out because no token of an answer would be kept
+    # left out because no token of an answer would be kept
+    unanswered: int
 
     def __str__(self) -> str:
         lost = f"{self.cut:,} of {self.read:,} conversations cut by {self.cut_tokens:,} tokens"
@@ -97,7 +98,8 @@ def rendered(
     features = Features({**columns, "unread": List(Value("string"))})
     text = tokenizer.chat_template
     dated = {"day": day.isoformat()} if template.is_dated(tokenizer) else {}
-    field, identity = FIELD_OF[split], tokenizer_fingerprint(tokenizer)
+    field = FIELD_OF[split]
+    identity = tokenizer_fingerprint(tokenizer)
     parts = []
     for source in [sources.parse(conversations.completed(spec), field) for spec in specs]:
         source_bad_rows = source.bad_rows = SourceBadRows(bad_rows or BadRows(), source.field, source.spec)

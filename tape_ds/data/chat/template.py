@@ -28,19 +28,21 @@ from tape_ds import paths
 from tape_ds.data.chat.conversations import ASSISTANT, Conversation, without_template
 from tape_ds.data.offsets import LocatedTokens
 from tape_ds.errors import Problem, UserError
-from tape_ds.models.loading.library_errors import as_message
+from tape_ds.models.files.library_errors import as_message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Spans = list[tuple[int, int]]  # (start, end) in characters of each of the assistant's turns
+# (start, end) in characters of each of the assistant's turns
+Spans = list[tuple[int, int]]
 Renderer = Callable[..., tuple[str, Spans]]
 
 SHOWN = 24
 """Characters of a rendering in a message, before and behind the place where two differ."""
 
 _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
-_PROBE = "\ue000"  # of Unicode's private use: in no text of a conversation
+# of Unicode's private use: in no text of a conversation
+_PROBE = "\ue000"
 _RANDOM = {"lipsum", "random"}  # a function and a filter of jinja
 
 
@@ -82,7 +84,8 @@ def prompt_ids(prompt: str, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
         raise UserError(Problem(field, True, "the tokenizer has no chat template", "leave it out"))
     turns = [{"role": "user", "content": prompt}]
     wrong = "the tokenizer's chat template does not render it"
-    with as_message(wrong, field, True, "correct the template, or leave --chat out"):  # a template may raise anything
+    # a template may raise anything
+    with as_message(wrong, field, True, "correct the template, or leave --chat out"):
         made: Any = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=True)
     return list(made["input_ids"])
 
@@ -94,8 +97,10 @@ def is_dated(tokenizer: "PreTrainedTokenizerBase") -> bool:
 def names(tokenizer: "PreTrainedTokenizerBase") -> tuple[set[str], set[str]]:
     """Return the variables that a tokenizer's templates read from outside, and all names and filters in them."""
     templates = tokenizer.chat_template
-    variables, used = set(), set()
-    for text in templates.values() if isinstance(templates, dict) else [templates]:  # one for tools, perhaps
+    variables = set()
+    used = set()
+    # one for tools, perhaps
+    for text in templates.values() if isinstance(templates, dict) else [templates]:
         tree = _compile_jinja_template(text).environment.parse(text)
         variables |= meta.find_undeclared_variables(tree)
         used |= {node.name for node in tree.find_all((nodes.Name, nodes.Filter))}
@@ -161,7 +166,8 @@ def encoded(
 def _by_marks(conversation: Conversation, render: Renderer) -> tuple[str, Spans]:
     whole, spans = render(conversation)
     for turn, message in enumerate(conversation):
-        if message["role"] != ASSISTANT or turn == 0:  # no request ends before a first turn
+        # no request ends before a first turn
+        if message["role"] != ASSISTANT or turn == 0:
             continue
         asked, _ = render(conversation[:turn], answer_next=True)
         is_alike = whole.startswith(asked) and any(start <= len(asked) < max(end, start + 1) for start, end in spans)

@@ -22,14 +22,18 @@ def make(name: str, options: Mapping[str, Any]) -> Task:
     """Return a task with its options."""
     raise_if_any(check(name, options))
     task = TASKS[name]
-    return replace(task, **options) if isinstance(task, AddressingTask) else task
+    if isinstance(task, AddressingTask):
+        return replace(task, **options)
+    return task
 
 
 def check(name: str, options: Mapping[str, Any]) -> list[Problem]:
-    problems, task = [], TASKS[name]
+    problems = []
+    task = TASKS[name]
     values = task.options
     for option, value in options.items():
-        field, kind = f"task_options.{option}", type(values.get(option))
+        field = f"task_options.{option}"
+        kind = type(values.get(option))
         if option not in values:
             problems.append(Problem(field, value, f"not an option of {name}", did_you_mean(str(option), values)))
         elif not (type(value) is kind or (kind is float and type(value) is int)):  # True is no int

@@ -21,11 +21,13 @@ from typing import ClassVar
 from tape_ds.data.generated.task import SPECIAL, GeneratedSample, Size, Task, Test
 
 LONGEST = 4096  # the largest length, unless a task has less
-REACHES = (1, 1.5, 2)  # default lengths of tests, in multiples of the longest trained one
+# default lengths of tests, in multiples of the longest trained one
+REACHES = (1, 1.5, 2)
 LETTERS = string.ascii_letters
 # Part of the fingerprint: raise it when a task of addressing draws other sequences for the same seed.
 FORMAT = 1
-KEY = b"tape-ds addressing, split 1"  # of the hash: another key is another split
+# of the hash: another key is another split
+KEY = b"tape-ds addressing, split 1"
 ONE_IN = 8
 
 
@@ -40,9 +42,11 @@ class AddressingTask(Task):
 
     # no fields: constants of a task, or set by `derive`
     step: ClassVar[int] = 1  # lengths are multiples of it
-    shortest: ClassVar[int]  # the smallest length with enough different sequences to train and to test on
+    # the smallest length with enough different sequences to train and to test on
+    shortest: ClassVar[int]
     longest: ClassVar[int] = LONGEST
-    asked_tokens: ClassVar[int] = 0  # tokens of questions and answers after the text
+    # tokens of questions and answers after the text
+    asked_tokens: ClassVar[int] = 0
 
     @abstractmethod
     def sequence(self, generator: random.Random, length: int) -> GeneratedSample:
@@ -63,9 +67,11 @@ class AddressingTask(Task):
         longest: int = LONGEST,
     ) -> None:
         """Set what follows from the options; ``answers`` is the number of possible ones."""
-        vocabulary, chance = (*SPECIAL, *words), 1 / answers
+        vocabulary = (*SPECIAL, *words)
+        chance = 1 / answers
         derived = {"shortest": shortest, "longest": longest, "asked_tokens": asked_tokens}
-        vars(self).update(derived, vocabulary=vocabulary, signs=signs, chance=chance)  # the instance is frozen
+        # the instance is frozen
+        vars(self).update(derived, vocabulary=vocabulary, signs=signs, chance=chance)
 
     def draw(self, generator: random.Random, size: Size, *, test: bool) -> GeneratedSample:
         while True:
@@ -110,7 +116,8 @@ class Pointing(AddressingTask):
 
     letters: int = 26  # of the alphabet
     most: int = 16  # the largest k; the smallest is 1
-    markers: int = 1  # in each text, all different; a question names one
+    # in each text, all different; a question names one
+    markers: int = 1
     queries: int = 1  # after each text
 
     sizes = ("tokens of the text before the question",)
@@ -175,7 +182,8 @@ class FlipFlop(AddressingTask):
     vocabulary = (*SPECIAL, "w", "r", "i", "0", "1")
     signs = ("w", "r", "i")
     chance = 0.5
-    shortest = 24  # with nothing but ignores in between, 2,048 sequences
+    # with nothing but ignores in between, 2,048 sequences
+    shortest = 24
 
     def sequence(self, generator: random.Random, length: int) -> GeneratedSample:
         change = (1 - self.ignore) / 2
@@ -245,7 +253,8 @@ class Recall(AddressingTask):
     step = 2
 
     def __post_init__(self) -> None:
-        keys, values = (tuple(f"k{key}" for key in range(self.keys)), tuple(f"v{n}" for n in range(self.values)))
+        keys = tuple(f"k{key}" for key in range(self.keys))
+        values = tuple(f"v{n}" for n in range(self.values))
         self.derive(
             (*keys, *values),
             values,  # a value ends its pair

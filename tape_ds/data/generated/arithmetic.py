@@ -29,7 +29,8 @@ from tape_ds.data.generated.task import SPECIAL, GeneratedSample, Size, Task, Te
 
 Operands = tuple[str, ...]
 
-CALCULATOR = (*SPECIAL, *string.digits, *"+-x= ")  # the published 19 tokens; the space is unused and keeps its id
+# the published 19 tokens; the space is unused and keeps its id
+CALCULATOR = (*SPECIAL, *string.digits, *"+-x= ")
 LETTERS = string.ascii_letters  # names of the numbers of a list
 SORTER = (*SPECIAL, *string.digits, *":,=", *LETTERS)
 # The largest size, unless a task has less: Python prints at most 4,300 digits, and a product has twice its operands'.
@@ -38,7 +39,8 @@ TESTED = 2  # default length of tests, in multiples of the trained one
 
 # Part of the fingerprint: raise it when a task of arithmetic draws other sequences for the same seed.
 FORMAT = 1
-KEY = b"tape-ds arithmetic, split 1"  # of the hash: another key is another split
+# of the hash: another key is another split
+KEY = b"tape-ds arithmetic, split 1"
 ONE_IN = 100  # sets of operands for each one that is held out
 SMALL = 20_000  # problems of a cell that is enumerated
 SMALL_ONE_IN = 10
@@ -81,7 +83,9 @@ class ArithmeticTask(Task):
 
     def is_test(self, operands: Operands, size: Size) -> bool:
         small = _small_tests(self, size)
-        return _hash(self, operands) < 2**64 // ONE_IN if small is None else tuple(sorted(operands)) in small
+        if small is None:
+            return _hash(self, operands) < 2**64 // ONE_IN
+        return tuple(sorted(operands)) in small
 
     def draw(self, generator: random.Random, size: Size, *, test: bool) -> GeneratedSample:
         ranges = self.ranges(*size)
@@ -148,7 +152,8 @@ class TwoNumbers(ArithmeticTask):
     sizes = ("digits of the first operand", "digits of the second operand")
 
     def ranges(self, i: int, j: int) -> list[range]:
-        return [range(10 ** (digits - 1), 10**digits) for digits in (i, j)]  # of one digit, from 1
+        # of one digit, from 1
+        return [range(10 ** (digits - 1), 10**digits) for digits in (i, j)]
 
     def written(self, operands: Operands) -> tuple[str, str]:
         first, second = operands
@@ -195,7 +200,8 @@ class BitwiseOr(ArithmeticTask):
     sizes = ("places of the first vector", "places of the second vector")
 
     def ranges(self, i: int, j: int) -> list[range]:
-        return [range(i + 1), range(j + 1)]  # the place of each vector's 1; after the last: none
+        # the place of each vector's 1; after the last: none
+        return [range(i + 1), range(j + 1)]
 
     def operand(self, value: int, among: range) -> str:
         return "".join("1" if place == value else "0" for place in range(len(among) - 1))

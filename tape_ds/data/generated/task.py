@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-SPECIAL = ("[PAD]", "[UNK]", "[BOS]", "[EOS]")  # the first tokens of every vocabulary
-PAD, UNK, BOS, EOS = range(4)  # their ids; sequences have no BOS, as published
+# the first tokens of every vocabulary
+SPECIAL = ("[PAD]", "[UNK]", "[BOS]", "[EOS]")
+# their ids; sequences have no BOS, as published
+PAD, UNK, BOS, EOS = range(4)
 
-Size = tuple[int, ...]  # how long a sequence is: (length,), or a number for each of two operands
+# how long a sequence is: (length,), or a number for each of two operands
+Size = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,8 @@ class GeneratedSample:
     """A sequence including its answers."""
 
     words: tuple[str, ...]  # a token each
-    answers: tuple[int, ...]  # indices of the answers, rising; each follows from the words before it
+    # indices of the answers, rising; each follows from the words before it
+    answers: tuple[int, ...]
 
 
 class Task(ABC):
@@ -29,9 +33,12 @@ class Task(ABC):
 
     name: str
     sizes: tuple[str, ...]  # the meaning of each number of a size
-    vocabulary: tuple[str, ...]  # tokens in the order of their ids, `SPECIAL` first
-    by_character: bool = False  # every character of a text is a token; otherwise spaces separate the tokens
-    signs: Sequence[str]  # words that end a segment, for encodings that have segments
+    # tokens in the order of their ids, `SPECIAL` first
+    vocabulary: tuple[str, ...]
+    # every character of a text is a token; otherwise spaces separate the tokens
+    by_character: bool = False
+    # words that end a segment, for encodings that have segments
+    signs: Sequence[str]
     chance: float | None = None
     """Share of right answers of a uniform guess among all possible answers; None: not counted."""
     bounds: Mapping[str, tuple[float, float | str]] = {}
@@ -79,7 +86,8 @@ class Test:
 
     task: Task
     size: Size
-    kind: str = ""  # how they differ from training sequences, apart from their size
+    # how they differ from training sequences, apart from their size
+    kind: str = ""
 
     @property
     def tokens(self) -> int:
@@ -103,7 +111,8 @@ def tokenizer_of(task: Task) -> "PreTrainedTokenizerFast":
 
     It adds nothing to a text: training sequences have their task's EOS, and prompts are encoded as they are.
     """
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers  # here: recipes import this file
+    # here: recipes import this file
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     pad, unk, bos, eos = SPECIAL

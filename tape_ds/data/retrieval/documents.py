@@ -21,7 +21,7 @@ from tape_ds.data.prompting import beginning
 from tape_ds.data.retrieval.families import FAMILIES, AskedRecord, Puzzle
 from tape_ds.data.retrieval.haystack import Haystack, units
 from tape_ds.data.retrieval.names import pick
-from tape_ds.data.retrieval.options import RetrievalOptions
+from tape_ds.data.retrieval_options import RetrievalOptions
 
 HEADERS = ("", "Questions on the above\n", "== lookups ==\n", "Now reply.\n")
 STYLES = ("Q: {ask}\nA:", "{ask}", "- {ask} =>", "Asked: {ask}\nReply:")
@@ -114,7 +114,8 @@ class DocumentWriter:
             text, answers = _with_questions(body.text, plan.puzzle.questions, header, style)
             tokens = LocatedTokens(text, self.tokenizer)
             excess = len(tokens.ids) + self.added - length
-            read = max(1, plan.room + excess)  # tokens that came of the text
+            # tokens that came of the text
+            read = max(1, plan.room + excess)
             if self.haystack is not None and excess < -2 * SLACK and 0 < room < 4 * length:
                 # fewer than were stored: parts of characters, or what the tokenizer has no token for
                 room = min(4 * length, room * plan.room // read)
@@ -135,7 +136,8 @@ class DocumentWriter:
         questions = int(rng.integers(least, most, endpoint=True))
         rivals = int(rng.integers(*self.options.rivals, endpoint=True))
         if self.haystack is None:
-            rivals = length // self.smallest  # as many as there is room for, or more
+            # as many as there is room for, or more
+            rivals = length // self.smallest
         while True:
             puzzle = FAMILIES[family](rng, questions, rivals)
             asked = [record for group in puzzle.asked for record in group]
@@ -153,7 +155,8 @@ class DocumentWriter:
     def body(self, rng: np.random.Generator, puzzle: Puzzle, rivals: Sequence[str], room: int) -> Body:
         """Return the records in about ``room`` tokens of text, or, without a text, in any order."""
         text = ""
-        head = 0.0  # the share of the text before the first record, of which a part may be cut
+        # the share of the text before the first record, of which a part may be cut
+        head = 0.0
         if self.haystack is not None and room > 0:
             slack = SLACK if room > 4 * SLACK else 0
             text = self.haystack.stretch(rng, room + slack)
@@ -216,7 +219,8 @@ class DocumentWriter:
         for start, end in answers:
             is_answer[tokens.of(start, end)] = True
         asked_at = first_token(len(body.text))
-        asks = [first_token(end) for _, end in answers[:-1]]  # every later question begins there
+        # every later question begins there
+        asks = [first_token(end) for _, end in answers[:-1]]
         places = [first_token(start) for start in body.starts]
         borders = np.unique([place for place in [*places, asked_at, *asks] if place > len(self.begin)])
         return RetrievalDocument(

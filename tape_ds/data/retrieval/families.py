@@ -114,7 +114,8 @@ def list_values(rng: np.random.Generator, questions: int, rivals: int) -> Puzzle
     form = pick(rng, RECORDS)
     ask = pick(rng, LISTINGS)
     values = iter(draw_values(rng, sum(counts)))
-    groups, asked = [], []
+    groups = []
+    asked = []
     for name, count in zip(names, counts, strict=True):
         own = [next(values) for _ in range(count)]
         groups.append(tuple(form.format(name=name, value=value) for value in own))
@@ -127,11 +128,13 @@ def follow_chain(rng: np.random.Generator, questions: int, rivals: int) -> Puzzl
     links = int(rng.integers(1, MOST_LINKS, endpoint=True))
     chains = questions + -(-rivals // (links + 1))
     names = draw_names(rng, questions, chains * (links + 1) - questions)
-    begins, others = names[:chains], iter(names[chains:])
+    begins = names[:chains]
+    others = iter(names[chains:])
     values = draw_values(rng, chains)
     link, end = LINKS[int(rng.integers(len(LINKS)))]
     ask = pick(rng, ENDINGS)
-    groups, asked = [], []
+    groups = []
+    asked = []
     for begin, value in zip(begins, values, strict=True):
         chain = [begin, *(next(others) for _ in range(links))]
         records = [link.format(name=name, other=other) for name, other in pairwise(chain)]
@@ -148,7 +151,8 @@ def count_records(rng: np.random.Generator, questions: int, rivals: int) -> Puzz
     form = pick(rng, SIGHTINGS)
     ask = pick(rng, COUNTS)
     values = iter(draw_values(rng, sum(counts)))
-    groups, asked = [], []
+    groups = []
+    asked = []
     for name, count in zip(names, counts, strict=True):
         groups.append(tuple(form.format(name=name, value=next(values)) for _ in range(count)))
         asked.append(AskedRecord(ask.format(name=name), str(count)))
@@ -162,7 +166,8 @@ def extract_item(rng: np.random.Generator, questions: int, rivals: int) -> Puzzl
     form, joint = LISTS[int(rng.integers(len(LISTS)))]
     wanted = pick(rng, list(ITEMS))
     ask = pick(rng, ITEMS[wanted])
-    groups, asked = [], []
+    groups = []
+    asked = []
     for name in names:
         size = int(rng.integers(*LIST_ITEMS, endpoint=True))
         items = [pool[place] for place in rng.permutation(POOL)[:size]]

@@ -116,7 +116,8 @@ class RetrievalSequences(RunSamples):
                 documents.append(self.writer.write(rng, length))
             except NoRoomError:
                 if not documents:
-                    continue  # far more tokens than any that the least length was measured on
+                    # far more tokens than any that the least length was measured on
+                    continue
                 break
             room -= len(documents[-1].ids)
             if form.single or form.pose is not None:

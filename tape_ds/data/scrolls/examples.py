@@ -31,15 +31,20 @@ WITHOUT_ANSWERS = "test"  # its reference answers are not published
 
 @dataclass(frozen=True)
 class Dataset:
-    name: str  # in recipes and commands, and the stem of its zip file in `HUB_REPOSITORY`
-    kind: Literal["answer", "summary"]  # the model's output; decides the prompt (`prompts`)
-    metric: Literal["f1", "exact_match", "rouge"]  # SCROLLS' score; rouge: the geometric mean of ROUGE-1, -2 and -L
+    # in recipes and commands, and the stem of its zip file in `HUB_REPOSITORY`
+    name: str
+    # the model's output; decides the prompt (`prompts`)
+    kind: Literal["answer", "summary"]
+    # SCROLLS' score; rouge: the geometric mean of ROUGE-1, -2 and -L
+    metric: Literal["f1", "exact_match", "rouge"]
     questions: bool = True  # whether a question precedes the text
 
     @property
     def answer_tokens(self) -> int:
         """The most tokens of an answer without EOS, as in TAPE's code."""
-        return 1000 if self.kind == "summary" else 200
+        if self.kind == "summary":
+            return 1000
+        return 200
 
 
 # in the order of the TAPE paper's Table 1
@@ -56,9 +61,12 @@ DATASETS: Mapping[str, Dataset] = {
     )
 }
 MADE = Dataset("stdlib", "answer", "f1")
-MADE_ROWS = {"train": 2000, "validation": 100, "test": 100}  # the first from training files, the others from held-out
+# the first from training files, the others from held-out
+MADE_ROWS = {"train": 2000, "validation": 100, "test": 100}
 NAMES = (*DATASETS, MADE.name)
-_LINES_BEFORE, _LINES_AFTER = 12, 16  # of an excerpt, around a function's first line
+# of an excerpt, around a function's first line
+_LINES_BEFORE = 12
+_LINES_AFTER = 16
 
 
 def find(name: str) -> Dataset:
@@ -76,7 +84,8 @@ class ScrollsRow:
     id: str
     input: str
     output: str | None
-    hard: bool = False  # QuALITY's mark of a question that hurried readers got wrong (`is_hard`)
+    # QuALITY's mark of a question that hurried readers got wrong (`is_hard`)
+    hard: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,8 +93,10 @@ class Example:
     """One question with all of its reference answers."""
 
     id: str
-    input: str  # as published: the question, an empty line, the document; a summary has no question, except in QMSum
-    outputs: tuple[str, ...]  # in the order of the file; empty in the split `test`
+    # as published: the question, an empty line, the document; a summary has no question, except in QMSum
+    input: str
+    # in the order of the file; empty in the split `test`
+    outputs: tuple[str, ...]
     hard: bool = False
 
 
@@ -119,18 +130,22 @@ def rows(
             yield ScrollsRow(row_id, question, None if split == WITHOUT_ANSWERS else answer)
         return
     source = JsonLines(f"jsonl:{pattern}#input", "data_dir")
-    source.bad_rows, source.repair = bad_rows or BadRows(), "give the file as SCROLLS publishes it"
+    source.bad_rows = bad_rows or BadRows()
+    source.repair = "give the file as SCROLLS publishes it"
     wanted = ["id", "input"] if split == WITHOUT_ANSWERS else ["id", "input", "output"]
     is_empty = True
     for place, fields in source.rows(split):
         is_empty = False
-        output = fields["output"] if isinstance(fields.get("output"), str) else None
+        output = None
+        if isinstance(fields.get("output"), str):
+            output = fields["output"]
         if missing := [column for column in wanted if not isinstance(fields.get(column), str)]:
             wrong = f"has no text under {', '.join(missing)}"
         elif not fields["input"].strip():
             wrong = "has an empty input"
         elif not storage.is_utf8(f"{fields['id']}{fields['input']}{output}"):
-            wrong = "is not Unicode text"  # half of a surrogate pair, as "\ud83d", cannot be tokenised or written
+            # half of a surrogate pair, as "\ud83d", cannot be tokenised or written
+            wrong = "is not Unicode text"
         else:
             yield ScrollsRow(fields["id"], fields["input"], output, fields.get("is_hard") is True)
             continue
@@ -143,7 +158,8 @@ def made_rows(split: str) -> list[tuple[str, str, str]]:
     """Return (id, question, answer) of the questions about Python's sources, spread over all files."""
     questions = []
     for document in StandardLibrary("stdlib").documents("train" if split == "train" else "heldout"):
-        lines = document.text.split("\n")  # as ast counts them: a form feed ends none
+        # as ast counts them: a form feed ends none
+        lines = document.text.split("\n")
         functions = [node for node in ast.walk(ast.parse(document.text)) if isinstance(node, ast.FunctionDef)]
         names = [node.name for node in functions]
         for node in functions:
@@ -214,15 +230,19 @@ def _locate(name: str, split: str, data_dir: str | Path | None) -> str | None:
             raise UserError(Problem("dataset", name, wrong, remedy)) from error
     else:
         given = paths.of(str(data_dir))
-        plain, archive = given / member, given if given.is_file() else given / f"{name}.zip"
+        plain = given / member
+        archive = given if given.is_file() else given / f"{name}.zip"
         if plain.is_file():
             return str(plain)
         if not archive.is_file():
             # of a missing folder the same words for every split, so that they are one problem
-            wrong = f"no {member} and no {name}.zip there" if given.is_dir() else "no such folder"
+            wrong = "no such folder"
+            if given.is_dir():
+                wrong = f"no {member} and no {name}.zip there"
             remedy = "give a folder with NAME/SPLIT.jsonl or NAME.zip, or leave it out to use the hub's"
             raise UserError(Problem("data_dir", str(data_dir), wrong, remedy))
-    pattern, remedy = f"zip://{member}::{archive}", "give the zip file as SCROLLS publishes it"
+    pattern = f"zip://{member}::{archive}"
+    remedy = "give the zip file as SCROLLS publishes it"
     try:
         (file,) = opening.find(pattern).values()
         is_there = file.filesystem.isfile(member)

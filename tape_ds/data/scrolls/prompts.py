@@ -23,9 +23,13 @@ from tape_ds.errors import Problem, UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-BEFORE, REQUEST = "Context:\n", "\n Please summarize this report:"  # around the text of a summary
-REFERENCE_REQUEST_TOKENS = 7  # kept at a prompt's end by the published code: the request in Llama's vocabulary
-REFERENCE_WORDS = 20_000  # of a text, in published training; published generation reads 15,000
+# around the text of a summary
+BEFORE = "Context:\n"
+REQUEST = "\n Please summarize this report:"
+# kept at a prompt's end by the published code: the request in Llama's vocabulary
+REFERENCE_REQUEST_TOKENS = 7
+# of a text, in published training; published generation reads 15,000
+REFERENCE_WORDS = 20_000
 
 
 @dataclass(frozen=True)
@@ -48,26 +52,30 @@ def prompt_ids(
 
     ``words`` is the length of the text to answer from in ``reference_format``.
     """
-    room, beyond = max_tokens - reserve, 0
+    room = max_tokens - reserve
+    beyond = 0
     summary = dataset.kind == "summary"
     kept_at_end = 0
     if summary:
         kept_at_end = REFERENCE_REQUEST_TOKENS
-        if not reference_format:  # the line break is part of it, which some vocabularies join to a full stop
+        # the line break is part of it, which some vocabularies join to a full stop
+        if not reference_format:
             kept_at_end = max(
                 len(middle_ids(f"{end}{REQUEST}", tokenizer)) - len(middle_ids(end, tokenizer)) for end in (".", "a")
             )
         text_input = f"{BEFORE}{text_input}{REQUEST}"
     elif reference_format:
         parts = text_input.split(" ")
-        text_input, rest = " ".join(parts[:words]), " ".join(parts[words:])
+        text_input = " ".join(parts[:words])
+        rest = " ".join(parts[words:])
         beyond = len(middle_ids(rest, tokenizer)) if rest else 0
     if room <= kept_at_end:
         wrong = f"{reserve} of them are kept for the answer, which leaves no room for a text"
         raise UserError(Problem("max_tokens", max_tokens, wrong, f"give more than {reserve + kept_at_end}"))
     ids = prompting.prompt_ids(text_input, tokenizer)
     cut = max(0, len(ids) - room)
-    if cut or (summary and reference_format):  # the published code repeats the end of a short prompt, too
+    # the published code repeats the end of a short prompt, too
+    if cut or (summary and reference_format):
         ids = ids[: room - kept_at_end] + ids[len(ids) - kept_at_end :]
     return ScrollsPrompt(ids, cut + beyond)
 

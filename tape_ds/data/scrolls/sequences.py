@@ -84,7 +84,8 @@ def tokenize(
 
     def sequences() -> Iterator[dict[str, Any]]:
         wanted = None
-        if questions is not None:  # read twice: a split may have many GB
+        # read twice: a split may have many GB
+        if questions is not None:
             ids = list(dict.fromkeys(row.id for row in read()))
             wanted = {ids[place] for place in spread(len(ids), questions)}
         for row in read():

@@ -61,13 +61,15 @@ def parse(spec: str, field: str = "data") -> Source:
     raise_if_any(list(paths.check(field, spec)))
     kind = spec.partition(":")[0]
     if kind not in KINDS:
-        wrong, remedy = f"unknown kind of data {kind!r}", did_you_mean(kind, KINDS)
+        wrong = f"unknown kind of data {kind!r}"
+        remedy = did_you_mean(kind, KINDS)
         if spec[0] in "[{":
             remedy = "give weights in train_data of a recipe only: [{source: SPEC, weight: NUMBER}, ...]"
         elif kind in ("csv", "tsv"):
             remedy = files.FROM_CSV
         elif os.path.exists(paths.of(spec.partition("#")[0])):
-            wrong, remedy = "no kind of data before the path", "write for example text:FILE or jsonl:FILE#field"
+            wrong = "no kind of data before the path"
+            remedy = "write for example text:FILE or jsonl:FILE#field"
         raise UserError(Problem(field, spec, wrong, f"{remedy} (forms: {forms})"))
     return KINDS[kind](spec, field)
 
@@ -86,7 +88,8 @@ def parse_all(specs: Sequence[str], field: str = "data", bad_rows: BadRows | Non
             problems += error.problems
             continue
         if bad_rows is not None:
-            source.bad_rows = BadRows(bad_rows.limit)  # rows of the check do not count
+            # rows of the check do not count
+            source.bad_rows = BadRows(bad_rows.limit)
         problems += source.check()
         source.bad_rows = bad_rows or source.bad_rows
         sources.append(source)

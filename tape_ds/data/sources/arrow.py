@@ -25,7 +25,8 @@ SHARD_TOKENS = 100_000_000  # 400 MB
 PARTS = 64  # tasks of a preparation
 FORMAT = 2  # raise it when other output is written for the same input
 MANIFEST = "manifest.json"
-RECORDS = "records"  # folder of the state that an interrupted preparation resumes from
+# folder of the state that an interrupted preparation resumes from
+RECORDS = "records"
 PREPARE_AGAIN = "delete that file and run tape-ds prepare-data again with the same settings: it makes what is missing"
 
 
@@ -47,9 +48,12 @@ class Settings:
 
     split: str
     tokenizer: str  # fingerprint, see `tokenizer_fingerprint`
-    tokenizer_name: str  # its path or name, for people, as are the addresses
-    addresses: list[str]  # data specs, in the order in which they are read
-    data: str  # hash of the sources' fingerprints and of the names of what is read (files, mostly), in their order
+    # its path or name, for people, as are the addresses
+    tokenizer_name: str
+    # data specs, in the order in which they are read
+    addresses: list[str]
+    # hash of the sources' fingerprints and of the names of what is read (files, mostly), in their order
+    data: str
     shard_tokens: int
     parts: int
     format: int = FORMAT
@@ -129,7 +133,9 @@ def wrong_size(folder: Path, shard: ShardEntry) -> str | None:
         size = (folder / shard.file).stat().st_size
     except OSError:
         return f"shard {shard.file} is missing"
-    return None if size == shard.size else f"shard {shard.file} has {size} bytes instead of {shard.size}"
+    if size == shard.size:
+        return None
+    return f"shard {shard.file} has {size} bytes instead of {shard.size}"
 
 
 class ArrowFolder(TokenSource):
@@ -140,7 +146,8 @@ class ArrowFolder(TokenSource):
     form = "arrow:DIR"
 
     def check(self) -> list[Problem]:
-        if not self.rest or not os.path.isdir(self.path):  # unlike Path.is_dir, False for a name that is too long
+        # unlike Path.is_dir, False for a name that is too long
+        if not self.rest or not os.path.isdir(self.path):
             return [self.problem("no such folder", f"check the path; relative ones start at {Path.cwd()}")]
         if is_prepared(self.path) and (problems := check_manifest(self.path, self.field, self.spec)):
             return problems
@@ -194,7 +201,9 @@ class ArrowFolder(TokenSource):
                 number += 1
 
     def recorded_tokenizer(self) -> str | None:
-        return read_manifest(self.path).settings.tokenizer if is_prepared(self.path) else None
+        if is_prepared(self.path):
+            return read_manifest(self.path).settings.tokenizer
+        return None
 
     def fingerprint(self) -> str:
         """The manifest's, or the identities of all files (:func:`file_identity`)."""

@@ -45,7 +45,8 @@ class Document:
 class Shard:
     """A part of a source that is read separately, usually a file. Picklable."""
 
-    name: str  # the same in every run over the same data; unique within its source
+    # the same in every run over the same data; unique within its source
+    name: str
     documents: Callable[[], Iterator[Document]]
     """Read the shard from its beginning, in a fixed order; raises as :meth:`Source.documents`."""
 
@@ -55,8 +56,10 @@ class Source(ABC):
 
     kind: ClassVar[str]
     form: ClassVar[str]
-    tokenised: ClassVar[bool] = False  # True: yields token ids through ``token_rows`` instead of ``documents``
-    stream: ClassVar[bool] = False  # True: its one document is several documents without a border
+    # True: yields token ids through ``token_rows`` instead of ``documents``
+    tokenised: ClassVar[bool] = False
+    # True: its one document is several documents without a border
+    stream: ClassVar[bool] = False
 
     def __init__(self, spec: str, field: str = "data"):
         self.spec = spec
@@ -166,7 +169,8 @@ class RowSource(Source):
             for index in range(len(column)):
                 if number == most:
                     return
-                name, number = f"{place}:{number}", number + 1
+                name = f"{place}:{number}"
+                number = number + 1
                 try:
                     row = _without_nulls(column[index].as_py())
                 except UnicodeDecodeError as error:
@@ -191,7 +195,9 @@ def value_of(record: Mapping[str, Any], name: str) -> Any:
     head, _, rest = name.partition(".")
     if not rest or not isinstance(record.get(head, 0), Mapping | None):
         raise KeyError(name)
-    return value_of(record[head], rest) if record[head] is not None else None
+    if record[head] is not None:
+        return value_of(record[head], rest)
+    return None
 
 
 def hint(name: str, record: Mapping[str, Any]) -> str:
@@ -203,7 +209,9 @@ def hint(name: str, record: Mapping[str, Any]) -> str:
 
     names = list(names_in(record))
     near = [known for known in names if known.endswith(f".{name}") or known.startswith(f"{name}.")]
-    return f"did you mean {' or '.join(map(repr, near[:3]))}?" if near else did_you_mean(name, names)
+    if near:
+        return f"did you mean {' or '.join(map(repr, near[:3]))}?"
+    return did_you_mean(name, names)
 
 
 def _as_record(schema: pa.Schema | pa.StructType) -> dict[str, Any]:
@@ -215,21 +223,25 @@ def _without_nulls(value: Any) -> Any:
     """Return an Arrow value without the keys that other rows have: Arrow gives each mapping those of all rows."""
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    return value
 
 
 class TokenSource(Source):
     """Documents that are token ids already, in a file or a folder."""
 
     tokenised = True
-    streamed: ClassVar[bool] = False  # True: `token_shards` gives its parts
+    # True: `token_shards` gives its parts
+    streamed: ClassVar[bool] = False
     other_ids: ClassVar[str] = "tokenise the text again with this model's tokenizer"
     """Remedy where ids are not in the vocabulary."""
 
     def __init__(self, spec: str, field: str = "data"):
         super().__init__(spec, field)
         self.path = paths.of(self.rest)
-        self.eos: int | None = None  # of the tokenizer, where documents end with it; set by readers, as `bad_rows`
+        # of the tokenizer, where documents end with it; set by readers, as `bad_rows`
+        self.eos: int | None = None
 
     @abstractmethod
     def token_rows(self) -> Iterator[tuple[str, np.ndarray]]:

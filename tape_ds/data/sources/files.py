@@ -30,7 +30,8 @@ _PEEKED_FILES = 32
 _HEAD = 512  # bytes of a text that are decoded to check it
 FROM_CSV = "make it Parquet: python -c \"import pandas; pandas.read_csv('FILE').to_parquet('NEW.parquet')\""
 _MEMBER = "zip://MEMBER::/path/of/FILE.zip"
-_LONE_BRACKETS = (b"[", b"{", b"[{")  # first lines of one JSON value over several lines
+# first lines of one JSON value over several lines
+_LONE_BRACKETS = (b"[", b"{", b"[{")
 
 
 def _local_archive(pattern: str) -> Path | None:
@@ -38,7 +39,9 @@ def _local_archive(pattern: str) -> Path | None:
     before, _, last = pattern.rpartition("::")
     protocol, mark, path = last.rpartition("://")
     is_local = "://" in before and path and (not mark or protocol == "file")
-    return paths.of(path).absolute() if is_local else None
+    if is_local:
+        return paths.of(path).absolute()
+    return None
 
 
 class _Files(RowSource):
@@ -88,10 +91,13 @@ class _Files(RowSource):
         except UserError as error:
             return [*problems, *error.problems]
         if not files:
-            wrong = "no file matches" if glob.has_magic(self.pattern) else "no such file"
+            wrong = "no such file"
+            if glob.has_magic(self.pattern):
+                wrong = "no file matches"
             remedy = f"check the path; relative ones start at {Path.cwd()}, and [[] is a bracket in a name"
             if os.path.isdir(self.pattern):
-                wrong, remedy = "a folder, not a file", f"name its files: {self.kind}:{self.pattern.rstrip('/')}/*"
+                wrong = "a folder, not a file"
+                remedy = f"name its files: {self.kind}:{self.pattern.rstrip('/')}/*"
             problems.append(self.problem(wrong, remedy))
         for name in files:
             if not storage.is_utf8(name):
@@ -192,7 +198,9 @@ class PackageText(TextFiles):
     def __init__(self, spec: str, field: str = "data"):
         super().__init__(spec, field)
         name, _, inside = self.rest.partition("/")
-        found = importlib.util.find_spec(name) if name.isidentifier() and name != "__main__" else None
+        found = None
+        if name.isidentifier() and name != "__main__":
+            found = importlib.util.find_spec(name)
         folders = list(found.submodule_search_locations or ()) if found is not None and inside else []
         self.pattern = str(Path(folders[0], inside)) if folders else ""
 
@@ -227,7 +235,9 @@ class JsonLines(_Files):
 
     def fingerprint(self) -> str:
         files = super().fingerprint()
-        return hashlib.sha256(f"{files}?{self.condition}".encode()).hexdigest() if self.condition else files
+        if self.condition:
+            return hashlib.sha256(f"{files}?{self.condition}".encode()).hexdigest()
+        return files
 
     def _rows(
         self, name: str, file: File, *, only: str | None = None, peek: bool = False
@@ -248,12 +258,16 @@ class JsonLines(_Files):
                         query = ".[]" if line.strip().startswith(b"[") else "."
                         remedy = FROM_CSV if table else f"write it so: jq -c '{query}' {name} > NEW.jsonl"
                         raise UserError(self.problem(f"{name} does not have one JSON object a line", remedy))
-                    broken = f"not JSON ({record})" if isinstance(record, Exception) else f"a {type(record).__name__}"
+                    if isinstance(record, Exception):
+                        broken = f"not JSON ({record})"
+                    else:
+                        broken = f"a {type(record).__name__}"
                     self.leave_out(f"{place} is {broken}", "correct or remove that line")
                     continue
                 wanted = True
                 try:
-                    for key, _, value in () if peek else self.where:  # a file may have no line of these values
+                    # a file may have no line of these values
+                    for key, _, value in () if peek else self.where:
                         asked = key
                         found = value_of(record, asked)
                         wanted = value == (found if isinstance(found, str) else json.dumps(found))
@@ -285,7 +299,8 @@ class ParquetFiles(_Files):
     def _rows(
         self, name: str, file: File, *, only: str | None = None, peek: bool = False
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        import pyarrow.parquet  # a tenth of a second that --help need not take
+        # a tenth of a second that --help need not take
+        import pyarrow.parquet
 
         with file.open() as stream, pyarrow.parquet.ParquetFile(stream) as table:
             self.require_column(table.schema_arrow, name)

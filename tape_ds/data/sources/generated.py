@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import ClassVar
 
-from tape_ds.data.retrieval import options
+from tape_ds.data import retrieval_options
 from tape_ds.data.sources.base import Shard, Source
 from tape_ds.data.sources.weights import Entry, specs_of
 from tape_ds.errors import Problem, UserError, did_you_mean
@@ -21,7 +21,7 @@ FIELD = "train_data"
 
 
 class GeneratedDocuments(Source):
-    """``generated:retrieval[#OPTION&OPTION...&text=SPEC]``, see :class:`tape_ds.data.retrieval.options`."""
+    """``generated:retrieval[#OPTION&OPTION...&text=SPEC]``, see :class:`tape_ds.data.retrieval_options`."""
 
     kind = "generated"
     form = "generated:retrieval[#OPTIONS]"
@@ -30,14 +30,15 @@ class GeneratedDocuments(Source):
     def __init__(self, spec: str, field: str = "data"):
         super().__init__(spec, field)
         self.name, _, given = self.rest.partition("#")
-        self.options, self.wrong = options.read(given)
+        self.options, self.wrong = retrieval_options.read(given)
 
     @property
     def text(self) -> Source | None:
         """The source of the text that records are put into. Raises :class:`UserError`."""
         if self.options.text is None:
             return None
-        from tape_ds.data.sources import parse  # here: it lists this class
+        # here: it lists this class
+        from tape_ds.data.sources import parse
 
         return parse(self.options.text, self.field)
 
@@ -77,7 +78,9 @@ class GeneratedDocuments(Source):
     def identities(self, split: str) -> set[str]:
         """Return those of the text: what it reads is trained on."""
         text = self.text
-        return set() if text is None else text.identities(split)
+        if text is None:
+            return set()
+        return text.identities(split)
 
 
 def is_generated(spec: str) -> bool:

@@ -10,7 +10,7 @@ import pyarrow
 
 from tape_ds.data.sources.base import UNREADABLE, Document, RowSource, Shard
 from tape_ds.errors import Problem, UserError
-from tape_ds.models.loading.hub import ID
+from tape_ds.models.files.hub import ID
 
 if TYPE_CHECKING:
     from datasets import IterableDataset
@@ -54,7 +54,8 @@ class HubDataset(RowSource):
     def shards(self, split: str) -> list[Shard]:
         """Return the dataset's shards (C4: 1,024 files), documents named ``dataset:split:shard:number``."""
         whole, place = self._open(split)
-        if self.first is not None:  # one, since the end of the N documents is only known by reading
+        # one, since the end of the N documents is only known by reading
+        if self.first is not None:
             return [Shard(place, partial(self._read, whole, 1, 0, place))]
         count = whole.num_shards
         names = (f"{place}:{index}" for index in range(count))

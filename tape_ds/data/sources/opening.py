@@ -28,7 +28,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from tape_ds import paths, storage
 
-GROWN, TIMES = 2**30, 1000
+GROWN = 2**30
+TIMES = 1000
 LONGEST = 2**30
 _HEAD = 512  # bytes that identify a file's format
 _BLOCK = 2**17  # bytes that are decompressed at a time
@@ -50,7 +51,8 @@ class File:
         """
         with self._raw() as raw:
             head = b""
-            if raw.seekable():  # others are identified by their names alone
+            # others are identified by their names alone
+            if raw.seekable():
                 head = raw.read(_HEAD)
                 raw.seek(0)
             if paths.is_lfs_pointer(head):
@@ -72,7 +74,8 @@ class File:
         except FileNotFoundError as error:
             if error.strerror is not None:
                 raise
-            raise ValueError("no file of this name is in the archive") from error  # fsspec's error is the name alone
+            # fsspec's error is the name alone
+            raise ValueError("no file of this name is in the archive") from error
 
     def _size(self, raw: Any) -> int | None:
         if raw.seekable():
@@ -178,7 +181,8 @@ def find(pattern: str) -> dict[str, File]:
     """Return name -> file, sorted by name: the path below the pattern's fixed part. A remote file without wildcards is
     not searched for before it is opened."""
     if "://" not in pattern:
-        local, place = LocalFileSystem(), PurePosixPath(pattern)
+        local = LocalFileSystem()
+        place = PurePosixPath(pattern)
         if os.path.isfile(place):  # an exact name, brackets included
             return {place.name: File(local, str(place))}
         root = next((parent for parent in place.parents if os.path.isdir(parent)), place)

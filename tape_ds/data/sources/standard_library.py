@@ -73,7 +73,8 @@ def files_of_python() -> dict[str, Path]:
 
     found = {}
     for folder, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if wanted(name)]  # site-packages is larger than all the rest
+        # site-packages is larger than all the rest
+        folders[:] = [name for name in folders if wanted(name)]
         for name in names:
             if name.endswith(".py") and wanted(name):
                 path = Path(folder, name)

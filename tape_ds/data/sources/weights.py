@@ -10,7 +10,8 @@ from typing import Any
 
 from tape_ds.errors import Problem
 
-Entry = str | Mapping[str, Any]  # a data spec, or {"source": SPEC, "weight": NUMBER}
+# a data spec, or {"source": SPEC, "weight": NUMBER}
+Entry = str | Mapping[str, Any]
 
 LARGEST = 2**63  # far below where a sum of weights would overflow
 
@@ -29,7 +30,8 @@ def shares_of(entries: Sequence[Entry]) -> list[float] | None:
 
 def described(entries: Sequence[Entry]) -> str:
     """Describe a checked list: ``70 % text:a, 30 % stdlib``."""
-    specs, shares = specs_of(entries), shares_of(entries)
+    specs = specs_of(entries)
+    shares = shares_of(entries)
     if shares is None:
         return ", ".join(specs)
     return ", ".join(f"{percent(share)} {spec}" for spec, share in zip(specs, shares, strict=True))

@@ -18,8 +18,9 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models import saving
-from tape_ds.models.loading import sentencepiece_tokenizer, weight_files
-from tape_ds.models.loading.exact import fill, require_exact
+from tape_ds.models.files import weight_files
+from tape_ds.models.files.exact import fill, require_exact
+from tape_ds.models.loading import sentencepiece_tokenizer
 
 FILES = ("*.json", "tokenizer.model", "*.safetensors", "pytorch_model*.bin")
 """Files that decide what it becomes."""
@@ -67,7 +68,8 @@ def llama_config(content: Mapping[str, Any], source: str) -> LlamaConfig:
 def convert(source: Path, folder: Path) -> None:
     """Write the Llama of a published folder: weights of the same dtype, configuration, tokenizer."""
     config = llama_config(json.loads((source / "config.json").read_text(encoding="utf-8")), str(source))
-    sentencepiece, settings = source / "tokenizer.model", source / "tokenizer_config.json"
+    sentencepiece = source / "tokenizer.model"
+    settings = source / "tokenizer_config.json"
     if not sentencepiece.is_file():
         raise UserError(Problem("model", str(source), "it has no tokenizer.model", "give the whole published folder"))
     # without the class, which is code of the folder
@@ -88,7 +90,8 @@ def convert(source: Path, folder: Path) -> None:
             for part, rows_DD in zip("qkv", tensor.chunk(3), strict=True):
                 converted[name.replace("W_pack", f"{part}_proj")] = rows_DD.clone()
         elif name == "lm_head.weight":
-            converted[name] = torch.nn.functional.normalize(tensor.float()).to(tensor.dtype)  # rounded once
+            # rounded once
+            converted[name] = torch.nn.functional.normalize(tensor.float()).to(tensor.dtype)
         elif not name.endswith(".rotary_emb.inv_freq"):  # follows from the configuration
             converted[name] = tensor
 

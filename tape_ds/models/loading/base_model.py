@@ -8,9 +8,10 @@ from transformers import PreTrainedConfig
 
 from tape_ds.encodings import trained_rope
 from tape_ds.errors import raise_if_any
+from tape_ds.models.files import hub
+from tape_ds.models.files.config_file import SMOLLM2
 from tape_ds.models.flops import DecoderShape, decoder_shape
-from tape_ds.models.loading import extendable, hub, model_folder
-from tape_ds.models.loading.config_file import SMOLLM2
+from tape_ds.models.loading import extendable, model_folder
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ def open_base(name: str) -> BaseModel:
     unpacked. UserError for a model of a family that cannot be extended."""
     path = Path(name).expanduser()
     if name != SMOLLM2 and path.exists():
-        name = str(path.absolute())  # trained.json names it, and is read from any folder
+        # trained.json names it, and is read from any folder
+        name = str(path.absolute())
     folder = model_folder.resolve(name, with_weights=False)
     return BaseModel(name, folder, extendable.read(folder))

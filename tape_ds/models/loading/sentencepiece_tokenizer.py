@@ -17,7 +17,11 @@ from transformers.tokenization_utils_base import generate_merges
 from tape_ds.errors import Problem, UserError
 
 _SPACE = "▁"
-_BPE, _NORMAL, _USER, _BYTE = 2, 1, 4, 6  # numbers of sentencepiece's own enumerations
+# numbers of sentencepiece's own enumerations
+_BPE = 2
+_NORMAL = 1
+_USER = 4
+_BYTE = 6
 
 
 def load(file: Path, **settings: Any) -> PreTrainedTokenizerFast:
@@ -34,7 +38,8 @@ def load(file: Path, **settings: Any) -> PreTrainedTokenizerFast:
     except (OSError, DecodeError) as error:
         remedy = "give the tokenizer.model that sentencepiece wrote"
         raise UserError(Problem("tokenizer", str(file), f"no sentencepiece model ({error})", remedy)) from error
-    trained, normaliser = model.trainer_spec, model.normalizer_spec
+    trained = model.trainer_spec
+    normaliser = model.normalizer_spec
     wrong = ""
     if trained.model_type != _BPE:
         wrong = "a sentencepiece model of another type than BPE"

@@ -54,7 +54,9 @@ class NothingToDo(Exception):  # noqa: N818 - nothing went wrong
 
 def assemble(recipe: Recipe) -> Run:
     """Build everything up to the trainer. Raises UserError on all ranks alike, and :class:`NothingToDo`."""
-    base = open_base(recipe.model.model) if isinstance(recipe, ExtensionRecipe | FinetuningRecipe) else None
+    base = None
+    if isinstance(recipe, ExtensionRecipe | FinetuningRecipe):
+        base = open_base(recipe.model.model)
     kind = KINDS[type(recipe)]
     run = kind.resolve(recipe, base)
     run = replace(run, recipe=settle_here(run.recipe, run.config))
@@ -67,12 +69,16 @@ def assemble(recipe: Recipe) -> Run:
     run = _start(run)
     if run.resumed is not None:
         _require_same_run(run, run.resumed)
-    run = require_room(run)  # a finished run has nothing to do on any device, so this comes after it
+    # a finished run has nothing to do on any device, so this comes after it
+    run = require_room(run)
 
-    run = run.read_data()  # hours where text is tokenised, so everything that can refuse a run comes before
+    # hours where text is tokenised, so everything that can refuse a run comes before
+    run = run.read_data()
     run = replace(run, exact_weights=run.measure_weights())
     # after the process group: under ZeRO-3 weights are sharded as they are made or loaded
-    section = run.recipe.method if isinstance(run.recipe, ExtensionRecipe) else None
+    section = None
+    if isinstance(run.recipe, ExtensionRecipe):
+        section = run.recipe.method
     model = run.load_model()
     if base is not None and run.resumed is None:
         require_finite_weights(model, "model", base.name, run.rank_sync)
@@ -86,17 +92,21 @@ def _start(run: Run) -> Run:
     recipe = run.recipe
     folder = None if run.base is None else run.base.folder
     decides = {**identity.collect(recipe, run.tokenizer, run.fingerprints(), folder), **run.identity}
-    comparison.check(recipe.as_dict(), decides, recipe.trainer_value("ddp_timeout"))  # before a process group is made
+    # before a process group is made
+    comparison.check(recipe.as_dict(), decides, recipe.trainer_value("ddp_timeout"))
     arguments = recipe.training_arguments()
     join_process_group(arguments)
-    rank_sync, output = RankSync(), Path(arguments.output_dir)
+    rank_sync = RankSync()
+    output = Path(arguments.output_dir)
     lock(output, rank_sync)
     raise_if_any(from_all_ranks(run_lock.not_shared(output, rank_sync), rank_sync))
 
     resumed = None
     if recipe.trains:
         resumed = load.choose(recipe.trainer_value("resume_from_checkpoint"), output, rank_sync)
-        stage = None if recipe.deepspeed is None else deepspeed_config.stage(recipe.deepspeed)
+        stage = None
+        if recipe.deepspeed is not None:
+            stage = deepspeed_config.stage(recipe.deepspeed)
         load.require_fitting(resumed, stage, recipe.scale.tensor_parallel_size)
     run = replace(run, arguments=arguments, rank_sync=rank_sync, resumed=resumed, identity=decides)
     _require_own_folder(run)
@@ -108,7 +118,10 @@ def _start(run: Run) -> Run:
 def _require_own_folder(run: Run) -> None:
     """Check that a run without a checkpoint in its folder replaces nothing there: a new run in another's folder would
     also mix the two, and a later resume would take either."""
-    recipe, output, rank_sync, resumed = run.recipe, run.output, run.rank_sync, run.resumed
+    recipe = run.recipe
+    output = run.output
+    rank_sync = run.rank_sync
+    resumed = run.resumed
     if resumed is not None and resumed.folder.resolve().parent == output.resolve():
         return  # whether it is this run's is the manifest's question
     is_auto = recipe.trainer_value("resume_from_checkpoint") == load.AUTO
@@ -153,7 +166,9 @@ def from_all_ranks(own: list[Problem], rank_sync: RankSync) -> list[Problem]:
 
 def _require_same_run(run: Run, resumed: load.Resumed) -> None:
     """Check that the chosen checkpoint is of this very run, and print the differences that are allowed."""
-    recipe, rank_sync, saved = run.recipe, run.rank_sync, resumed.manifest.identity
+    recipe = run.recipe
+    rank_sync = run.rank_sync
+    saved = resumed.manifest.identity
     found = identity.differences(saved, run.identity)
     if any(difference.name.startswith("data") for difference in found):
         # checkpoints of older versions know large files by their time of change
@@ -174,7 +189,9 @@ def _require_same_run(run: Run, resumed: load.Resumed) -> None:
 def require_room(run: Run) -> Run:
     """Check that the run fits the GPUs of this machine, or is small enough for a CPU; return it with the prediction of
     its memory."""
-    recipe, config, rank_sync = run.recipe, run.config, run.rank_sync
+    recipe = run.recipe
+    config = run.config
+    rank_sync = run.rank_sync
     plan = Plan(job_of(recipe, config, rank_sync.world, hardware.gpu_at_hand()))
     problems = search.refusal(plan) if recipe.trains and not recipe.memory.force else []
     raise_if_any(from_all_ranks([*problems, *device.check(recipe, config)], rank_sync))

@@ -25,21 +25,17 @@ from tape_ds.encodings import scaling, trained_rope
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.methods.distillation import Teacher
 from tape_ds.models import convert
+from tape_ds.models.files.config_file import family_note
 from tape_ds.models.loading import extendable
 from tape_ds.models.loading.base_model import BaseModel
-from tape_ds.models.loading.config_file import family_note
 from tape_ds.results import UNTOUCHED, UNTRAINED, WITHOUT_UPDATES
 from tape_ds.run_folder import RESULTS
+from tape_ds.scoring import plots, tables
 from tape_ds.scoring.passkey import PASSKEYS
 from tape_ds.scoring.ruler_questions import HAYSTACK, RULER, RulerQuestion
 from tape_ds.scoring.span_losses import SpanLosses
-from tape_ds.training import model_config, plots, tables
-from tape_ds.training.held_out import (
-    EvalDocument,
-    Variant,
-    loss_by_position,
-    read_scores,
-)
+from tape_ds.training import model_config
+from tape_ds.training.held_out import EvalDocument, Variant, loss_by_position, read_scores
 from tape_ds.training.retrieval import Retrieval, draw_ruler, rows_of
 from tape_ds.training.run import Run, sample_count, weights_dtype
 
@@ -66,10 +62,13 @@ class Extension(Run):
         return cls(recipe=recipe, base=base, config=config, tokenizer=tokenizer)
 
     def read_data(self) -> "Extension":
-        recipe, tokenizer, asked = self.recipe, self.tokenizer, self.recipe.evaluation
+        recipe = self.recipe
+        tokenizer = self.tokenizer
+        asked = recipe.evaluation
         bad_rows = BadRows(recipe.data.skip.bad_rows)
         held_out = held_out_documents(recipe, tokenizer, bad_rows)
-        prompts = passkey.draw(  # the same for every method
+        # the same for every method
+        prompts = passkey.draw(
             tokenizer,
             asked.passkey_lengths,
             asked.passkey_trials,
@@ -77,22 +76,28 @@ class Extension(Run):
             asked.passkey_form,
         )
         ruler = draw_ruler(tokenizer, asked.ruler_tasks, asked.ruler_lengths, asked.ruler_samples)
-        sequences: Any = training_sequences(recipe, tokenizer, bad_rows) if recipe.trains else []
-        read = {"held_out": held_out, "prompts": prompts, "ruler": ruler, "sequences": sequences}
-        return replace(self, **read, bad_rows=bad_rows)
+        sequences: Any = []
+        if recipe.trains:
+            sequences = training_sequences(recipe, tokenizer, bad_rows)
+        return replace(self, held_out=held_out, prompts=prompts, ruler=ruler, sequences=sequences, bad_rows=bad_rows)
 
     def load_model(self) -> extendable.Model:
-        arguments, options = self.arguments, {}
+        arguments = self.arguments
+        options: dict[str, Any] = {}
         if self.recipe.method.load_in_4bit:
             # NormalFloat, its scales quantised too, and computed in the run's own precision (QLoRA, Dettmers et al.
             # 2023, arXiv:2305.14314). The output head stays whole, and so do position updates, which are no nn.Linear.
-            half = torch.bfloat16 if arguments.bf16 else torch.float16 if arguments.fp16 else torch.float32
+            compute_dtype = torch.float32
+            if arguments.bf16:
+                compute_dtype = torch.bfloat16
+            elif arguments.fp16:
+                compute_dtype = torch.float16
             options["device_map"] = {"": arguments.device}
             options["quantization_config"] = BitsAndBytesConfig(
                 load_in_4bit=True,
                 bnb_4bit_quant_type="nf4",
                 bnb_4bit_use_double_quant=True,
-                bnb_4bit_compute_dtype=half,
+                bnb_4bit_compute_dtype=compute_dtype,
                 llm_int8_skip_modules=["lm_head"],
             )
         dtype = weights_dtype(arguments, self.recipe.trains)
@@ -100,7 +105,8 @@ class Extension(Run):
 
     def load_teacher(self) -> Teacher | None:
         """Load the base model as it is, in the precision that the run computes in; None where nothing is distilled."""
-        method, base = self.recipe.method, self.base
+        method = self.recipe.method
+        base = self.base
         if not method.distill:
             return None
         config = model_config.as_it_is(base.config, self.recipe.model.attention_backend)
@@ -122,13 +128,16 @@ class Extension(Run):
         with another encoding than RoPE is scored as it starts, which is untouched where nothing was changed."""
         if not self.recipe.evaluation.eval_before:
             return {}
-        own, extended = dict(self.base.rope.parameters), self.rope_parameters
+        own = dict(self.base.rope.parameters)
+        extended = self.rope_parameters
         same = scaling.same(own, extended, self.base.rope.head_size)
         if not encodings.is_plain(self.base.config):
-            native, config = self.base.config, self.config
-            same = same and native.position_encoding == config.position_encoding
-            same = same and native.position_options == config.position_options
-            return {UNTOUCHED if same else untrained_name(extended): None} if self.recipe.trains else {}
+            if not self.recipe.trains:
+                return {}
+            native = self.base.config
+            same = same and native.position_encoding == self.config.position_encoding
+            same = same and native.position_options == self.config.position_options
+            return {UNTOUCHED if same else untrained_name(extended): None}
         variants: dict[str, dict[str, Any] | None] = {UNTOUCHED: own}
         if self.recipe.trains and not same:
             variants[untrained_name(extended)] = extended
@@ -138,36 +147,47 @@ class Extension(Run):
     def attention_span(self) -> float | None:
         if not self.recipe.method.chosen.grouped:
             return None
-        window, group = self.recipe.window, self.recipe.method.group_tokens
-        return shifted_groups.attention_span(window, group, self.config.num_attention_heads)
+        group_tokens = self.recipe.method.group_tokens
+        return shifted_groups.attention_span(self.recipe.window, group_tokens, self.config.num_attention_heads)
 
     def outline(self) -> dict[str, str]:
-        recipe, config, native = self.recipe, self.config, self.base.config.to_dict()
-        chunks, mixed = recipe.data.pose.chunks, isinstance(self.sequences, MixedSequences)
+        recipe = self.recipe
         target = recipe.model.target_length
+        millions = self.parameter_counts[0] / 1e6
+        size = f"{millions:,.1f} M parameters, native context {self.base.length:,} -> {target:,}"
+        start = trained_rope.described_change(self.base.rope, recipe.rope_parameters, target)
+        vocabulary = convert.rows_note(self.base.config, self.tokenizer)
         return {
-            "model": f"{recipe.model.model}, {self.parameter_counts[0] / 1e6:,.1f} M parameters, native context "
-            f"{self.base.length:,} -> {target:,}{family_note(native)}",
-            "encoding": f"{encodings.described(config)} from "
-            + trained_rope.described_change(self.base.rope, recipe.rope_parameters, target),
-            "data": ("" if mixed else f"{weights.described(recipe.data.train_data)}: ")
-            + f"{self.sequences.origin}, "
-            + (f"PoSE with {chunks} chunks" if chunks > 1 else f"packing {recipe.data.packing}")
-            if recipe.trains
-            else "none is read: nothing is trained",
+            "model": f"{recipe.model.model}, {size}{family_note(self.base.config.to_dict())}",
+            "encoding": f"{encodings.described(self.config)} from {start}",
+            "data": self._outline_of_data(),
             "held out": ", ".join(document.name for document in self.held_out) or "nothing",
-            "vocabulary": convert.rows_note(self.base.config, self.tokenizer)
-            or f"{self.config.vocab_size:,} rows, a token each",
-            **tokenizers.bos_note(self.tokenizer, config),
+            "vocabulary": vocabulary or f"{self.config.vocab_size:,} rows, a token each",
+            **tokenizers.bos_note(self.tokenizer, self.config),
         }
+
+    def _outline_of_data(self) -> str:
+        if not self.recipe.trains:
+            return "none is read: nothing is trained"
+        data = self.recipe.data
+        form = f"packing {data.packing}"
+        if data.pose.chunks > 1:
+            form = f"PoSE with {data.pose.chunks} chunks"
+        outline = f"{self.sequences.origin}, {form}"
+        # which name their sources themselves
+        if not isinstance(self.sequences, MixedSequences):
+            outline = f"{weights.described(data.train_data)}: {outline}"
+        return outline
 
     def scoring(self) -> list[TrainerCallback]:
         trained = f"{self.recipe.method.method}, trained"
-        made: dict[str, Variant] = {trained if self.recipe.trains else untrained_name(self.rope_parameters): None}
+        final_name = trained if self.recipe.trains else untrained_name(self.rope_parameters)
+        made: dict[str, Variant] = {final_name: None}
         callbacks: list[TrainerCallback] = []
         native = self.base.length
         if self.held_out:
-            after, span = made, self.recipe.evaluation.eval_span
+            after = made
+            span = self.recipe.evaluation.eval_span
             if self.recipe.trains and encodings.without_updates(self.config):
                 # before the model itself: the trained model comes last in tables
                 after = {f"{trained}, {WITHOUT_UPDATES}": WITHOUT_UPDATES, **made}
@@ -190,11 +210,14 @@ class Extension(Run):
         )
 
     def figures(self) -> dict[str, Any]:
-        scores = read_scores(self.output / SCORES) if self.held_out else {}
+        losses_of = {}
+        if self.held_out:
+            for variant, by_document in read_scores(self.output / SCORES).items():
+                losses_of[variant] = {name: losses.to_dict() for name, losses in by_document.items()}
         passkeys, ruler = self.retrievals
         return {
             "native_length": self.base.length,
-            "loss_by_position": {v: {n: part.to_dict() for n, part in parts.items()} for v, parts in scores.items()},
+            "loss_by_position": losses_of,
             "passkey": rows_of(passkeys.read()),
             "ruler": rows_of(ruler.read()),
             "ruler_haystack": HAYSTACK if self.ruler else None,
@@ -202,8 +225,10 @@ class Extension(Run):
 
     def show(self) -> None:
         native = self.base.length
-        if self.held_out and (scores := read_scores(self.output / SCORES)):
+        scores = read_scores(self.output / SCORES) if self.held_out else {}
+        if scores:
             merged = {variant: SpanLosses.merge(parts.values()) for variant, parts in scores.items()}
+            # the differences are from the model that training began with
             start = next((name for name in reversed(self.variants) if name in merged), None)
             plots.loss_by_position(merged, self.output / RESULTS / "loss_by_position.png", native, start)
             tables.print_loss_by_position(scores, native)
@@ -214,34 +239,45 @@ class Extension(Run):
 
 def untrained_name(rope_parameters: dict[str, Any]) -> str:
     """Return the name of the scaled but untrained model: ``yarn x2, untrained``, or ``theta 1e+06, untrained``."""
-    name, factor = rope_parameters["rope_type"], rope_parameters.get("factor")
-    name = f"theta {rope_parameters['rope_theta']:g}" if name == "default" else name
-    return f"{name} x{factor:g}{UNTRAINED}" if factor else f"{name}{UNTRAINED}"
+    name = rope_parameters["rope_type"]
+    if name == "default":
+        name = f"theta {rope_parameters['rope_theta']:g}"
+    factor = rope_parameters.get("factor")
+    if factor:
+        name += f" x{factor:g}"
+    return f"{name}{UNTRAINED}"
 
 
 def training_sequences(
     recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBase, bad_rows: BadRows
 ) -> TrainingSequences | RetrievalSequences | MixedSequences:
-    data, cache = recipe.data, paths.data_cache(recipe.data.data_cache)
-    if data.append_eos and tokenizer.eos_token_id is None:
-        wrong = "the model's tokenizer has no EOS token"
-        raise UserError(Problem("append_eos", True, wrong, "remove it; borders are kept in document_ids anyway"))
-    end = int(tokenizer.eos_token_id) if data.append_eos else None
+    data = recipe.data
+    cache = paths.data_cache(data.data_cache)
+    end = None
+    if data.append_eos:
+        if tokenizer.eos_token_id is None:
+            wrong = "the model's tokenizer has no EOS token"
+            raise UserError(Problem("append_eos", True, wrong, "remove it; borders are kept in document_ids anyway"))
+        end = int(tokenizer.eos_token_id)
 
     def sequences_of(specs: list[str], seed: int) -> TrainingSequences | RetrievalSequences:
-        pose = PoseSequences(data.window, recipe.model.target_length, data.pose) if data.pose.chunks > 1 else None
-        if (source := generated.only_one(specs)) is not None:
+        pose = None
+        if data.pose.chunks > 1:
+            pose = PoseSequences(data.window, recipe.model.target_length, data.pose)
+        source = generated.only_one(specs)
+        if source is not None:
             form = RetrievalForm(data.window, pose, data.packing == "single", data.attend_across)
             writer = writer_of(source, tokenizer, cache, bad_rows, end)
             return RetrievalSequences(source, writer, form, samples=samples, seed=seed)
         found = select(specs, tokenizer, "train", cache, data.min_document_tokens, data.max_documents, bad_rows)
-        origin = f"{found}" + f", none below {data.min_document_tokens:,}" * (data.min_document_tokens > 1)
+        origin = str(found)
+        if data.min_document_tokens > 1:
+            origin += f", none below {data.min_document_tokens:,}"
         documents = upsampled(found.documents, data.upsample)
         if data.upsample:
             origin += f"; long ones again: {len(documents):,} documents, {int(token_counts(documents).sum()):,} tokens"
-        if pose is not None:
-            sequences = documents
-        else:
+        sequences = documents
+        if pose is None:
             sequences = pack(documents, data.window, cache, data.packing, end, specs=specs)
             origin += f"; {int(token_counts(sequences).sum()):,} in {len(sequences):,} sequences"
         return TrainingSequences(
@@ -253,15 +289,17 @@ def training_sequences(
             origin=origin,
         )
 
-    samples, seed = sample_count(recipe, sequences=0), recipe.trainer_value("seed")
-    return mix(data.train_data, sequences_of, samples=samples, seed=seed)
+    # of a source that ends, sequences_of counts its own
+    samples = sample_count(recipe, sequences=0)
+    return mix(data.train_data, sequences_of, samples=samples, seed=recipe.trainer_value("seed"))
 
 
 def held_out_documents(
     recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBase, bad_rows: BadRows
 ) -> list[EvalDocument]:
     """Return the evaluation documents, each cut to ``eval_length`` tokens, so that positions compare."""
-    length, cache = recipe.evaluation.eval_length, paths.data_cache(recipe.data.data_cache)
+    length = recipe.evaluation.eval_length
+    cache = paths.data_cache(recipe.data.data_cache)
     documents: list[EvalDocument] = []
     problems = []
     for spec in recipe.data.eval_data:
@@ -270,8 +308,10 @@ def held_out_documents(
                 wrong = f"{row['name']} has {len(row['input_ids'])} tokens, fewer than eval_length = {length}"
                 problems.append(Problem("eval_data", spec, wrong, "name longer documents, or lower eval_length"))
                 continue
-            taken = any(document.name == row["name"] for document in documents)  # two specs may each have one
-            name = f"{row['name']} ({spec})" if taken else row["name"]
+            name = row["name"]
+            # two specs may each have a document of this name
+            if any(document.name == name for document in documents):
+                name = f"{name} ({spec})"
             documents.append(EvalDocument(name, torch.tensor([row["input_ids"][:length]])))
     raise_if_any(problems)
     return documents

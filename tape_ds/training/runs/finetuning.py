@@ -40,9 +40,9 @@ from tape_ds.models import convert
 from tape_ds.models.loading import extendable
 from tape_ds.models.loading.base_model import BaseModel
 from tape_ds.models.loading.extendable import Config
-from tape_ds.scoring import answers
+from tape_ds.scoring import answers, tables
 from tape_ds.scoring.answers import AnswerLoss, Prompt
-from tape_ds.training import identity, model_config, tables
+from tape_ds.training import identity, model_config
 from tape_ds.training.held_out import ScoredAround, Variants
 from tape_ds.training.run import Run, sample_count, weights_dtype
 
@@ -102,7 +102,7 @@ class Finetuning(Run):
     def resolve(cls, recipe: FinetuningRecipe, base: BaseModel) -> Self:
         model_config.require_fit(recipe, base)
         tokenizer = tokenizers.load_tokenizer(base.folder, "model")
-        problems, decides = convert.check_rows(base.config, tokenizer), {}
+        problems = convert.check_rows(base.config, tokenizer)
         if isinstance(recipe, ChatRecipe):
             problems += template.give(tokenizer, recipe.data.chat_template, recipe.model.model)
         elif tokenizer.eos_token_id is None:
@@ -110,17 +110,22 @@ class Finetuning(Run):
             remedy = "give a model whose tokenizer names its eos_token"
             problems.append(Problem("model", recipe.model.model, wrong, remedy))
         raise_if_any(problems)
-        if isinstance(recipe, ChatRecipe):  # the model's own template, or the recipe's
+        decides = {}
+        if isinstance(recipe, ChatRecipe):
+            # the model's own template, or the recipe's
             decides["chat_template"] = hashlib.sha256(tokenizer.get_chat_template().encode()).hexdigest()
         config = model_config.finetuned(recipe, base.config)
         return cls(recipe=recipe, base=base, config=config, tokenizer=tokenizer, identity=decides)
 
     def read_data(self) -> Self:
-        recipe, resumed = self.recipe, self.resumed
+        recipe = self.recipe
         # a chat template may write today's date: a resumed run keeps that of its first start
-        first_day = resumed.manifest.identity.get(identity.DATE) if resumed else None
+        first_day = None
+        if self.resumed:
+            first_day = self.resumed.manifest.identity.get(identity.DATE)
         day = date.fromisoformat(self.rank_sync.first(first_day or date.today().isoformat()))
-        run, stored, lengths = replace(self, bad_rows=BadRows(recipe.data.skip.bad_rows)).tokenise(day)
+        counting = replace(self, bad_rows=BadRows(recipe.data.skip.bad_rows))
+        run, stored, lengths = counting.tokenise(day)
         sequences = self.SERVING(
             stored,
             samples=sample_count(recipe, len(stored)),
@@ -141,10 +146,11 @@ class Finetuning(Run):
         beyond = int((lengths > reached).sum())
         if not beyond:
             return {}
-        recipe, rope = self.recipe, self.base.rope
-        limit, longest = int(reached), int(lengths.max())
+        recipe = self.recipe
+        rope = self.base.rope
+        limit = int(reached)
         wrong = f"{beyond:,} of {len(lengths):,} {self.TEXTS} are longer than the model's native length, {limit:,} "
-        wrong += f"tokens (the longest: {longest:,}), and its RoPE has no scaling for them"
+        wrong += f"tokens (the longest: {int(lengths.max()):,}), and its RoPE has no scaling for them"
         remedy = f"extend the model first (tape-ds extend), or --max_tokens {limit}, or --force to train as it is"
         if rope.window is None:  # config.json does not decide it
             wrong += f", unless its {scaling.described(rope.parameters)} begins there"
@@ -157,11 +163,16 @@ class Finetuning(Run):
         """Load the base, and add the tokens that end an answer to those that end its generation."""
         model = extendable.load(self.base.folder, self.config, dtype=weights_dtype(self.arguments))
         generation = model.generation_config
-        own = generation.eos_token_id
-        known = [] if own is None else own if isinstance(own, list) else [own]
-        if missing := [token for token in self.ends if token not in known]:
+        known = generation.eos_token_id
+        if known is None:
+            known = []
+        elif not isinstance(known, list):
+            known = [known]
+        missing = [token for token in self.ends if token not in known]
+        if missing:
             generation.eos_token_id = [*known, *missing]
-            generation._from_model_config = False  # else transformers may take the configuration's single one instead
+            # else transformers may take the configuration's single one instead
+            generation._from_model_config = False
         return model
 
     @property
@@ -173,16 +184,18 @@ class Finetuning(Run):
         return int(self.sequences.lengths.max())
 
     def outline(self) -> dict[str, str]:
-        config = self.config
+        millions = self.parameter_counts[0] / 1e6
+        size = f"{millions:,.1f} M parameters, {self.config.max_position_embeddings:,} positions"
         return {
-            "model": f"{self.recipe.model.model}, {self.parameter_counts[0] / 1e6:,.1f} M parameters, "
-            f"{config.max_position_embeddings:,} positions",
-            "encoding": encodings.described(config),
+            "model": f"{self.recipe.model.model}, {size}",
+            "encoding": encodings.described(self.config),
             **self.notes,
         }
 
     def scoring(self) -> list[TrainerCallback]:
-        return [answer_scores(self.asked, self.output / SCORES)] if self.asked else []
+        if self.asked:
+            return [answer_scores(self.asked, self.output / SCORES)]
+        return []
 
     def figures(self) -> dict[str, Any]:
         """Return the loss on held-out answers, what was cut, and the tokens that were read, padding left out."""
@@ -215,14 +228,18 @@ class ScrollsTuning(Finetuning):
 
     def fingerprints(self, *, held_out: bool = False) -> dict[str, str]:
         data = self.recipe.data
-        return {
-            f"scrolls:{data.dataset}/{split}": examples.fingerprint(data.dataset, split, data.data_dir)
-            for split in ([TRAIN, HELD_OUT] if held_out and data.eval_examples else [TRAIN])
-        }
+        splits = [TRAIN]
+        if held_out and data.eval_examples:
+            splits.append(HELD_OUT)
+        prints = {}
+        for split in splits:
+            prints[f"scrolls:{data.dataset}/{split}"] = examples.fingerprint(data.dataset, split, data.data_dir)
+        return prints
 
     def tokenise(self, day: date) -> tuple[Self, Dataset, np.ndarray]:
         # a training sequence for each reference answer; of the held-out questions one for each
-        data, tokenizer = self.recipe.data, self.tokenizer
+        data = self.recipe.data
+        tokenizer = self.tokenizer
         read = partial(
             scrolls_sequences.tokenize,
             data.dataset,
@@ -256,7 +273,8 @@ class ChatTuning(Finetuning):
     TEXTS = "conversations"
 
     def fingerprints(self, *, held_out: bool = False) -> dict[str, str]:
-        data, found = self.recipe.data, {}
+        data = self.recipe.data
+        found = {}
         for split, specs in {"train": data.train_data, "heldout": data.eval_data}.items():
             if split == "heldout" and not (held_out and data.eval_examples):
                 continue
@@ -267,7 +285,9 @@ class ChatTuning(Finetuning):
 
     def tokenise(self, day: date) -> tuple[Self, Dataset, np.ndarray]:
         # packed training sequences, and every answer of the conversations that are held out
-        data, tokenizer, bad_rows = self.recipe.data, self.tokenizer, self.bad_rows
+        data = self.recipe.data
+        tokenizer = self.tokenizer
+        bad_rows = self.bad_rows
         cache = paths.data_cache(data.data_cache)
         other = None
         if data.eval_examples and data.eval_data:
@@ -281,7 +301,9 @@ class ChatTuning(Finetuning):
             remedy = "raise it, or give other data"
             raise UserError(Problem("max_tokens", data.max_tokens, f"no conversation is left: {train.cut}", remedy))
 
-        cut, asked, chosen = {"train": train.cut}, [], None
+        cut = {"train": train.cut}
+        asked = []
+        chosen = None
         if other is not None:
             chosen = chat_sequences.choose(other, np.arange(len(other)), data.max_tokens, data.too_long)
         elif data.eval_examples and data.eval_share:
@@ -296,7 +318,8 @@ class ChatTuning(Finetuning):
                 for ids, targets in chat_sequences.answers(conversation):
                     asked.append(Prompt(torch.tensor(ids[None]), targets))
 
-        packed, decides = chat_sequences.packed(train, cache), dict(self.identity)
+        packed = chat_sequences.packed(train, cache)
+        decides = dict(self.identity)
         ends, note = _ends(stored, tokenizer)
         origin = ", ".join(data.eval_data) or f"{data.eval_share:.1%} of the conversations"
         notes = {
@@ -308,7 +331,8 @@ class ChatTuning(Finetuning):
         if template.is_dated(tokenizer):
             notes["date"] = f"{day:%d %B %Y} wherever the chat template asks for today's, also after a resume"
             decides[identity.DATE] = day.isoformat()
-        if unread := sorted(chat_sequences.counted(stored, "unread")):
+        unread = sorted(chat_sequences.counted(stored, "unread"))
+        if unread:
             notes["not read"] = f"the columns {', '.join(unread)}"
         run = replace(self, asked=asked, cut=cut, ends=ends, notes=notes, identity=decides)
         return run, packed, train.lengths
@@ -318,16 +342,21 @@ def _ends(stored: Dataset, tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[in
     """Return the special tokens that end answers, and a sentence that names them and counts the answers without one,
     at which a generation could not stop."""
     # how many answers end with which token, -1 for none that ends an answer
-    found, added = chat_sequences.counted(stored, "ends"), tokenizer.added_tokens_decoder
-    if found[-1]:  # the template puts no end: a token that was added as a word is one of these answers' words
-        for token in [token for token in found if token in added and not added[token].special]:
-            found[-1] += found.pop(token)
-    tokens = tuple(sorted(found.keys() - {-1}))
+    counts = chat_sequences.counted(stored, "ends")
+    added = tokenizer.added_tokens_decoder
+    if counts[-1]:
+        # the template puts no end: a token that was added as a word is one of these answers' words
+        for token in list(counts):
+            if token in added and not added[token].special:
+                counts[-1] += counts.pop(token)
+    tokens = tuple(sorted(counts.keys() - {-1}))
     named = ", ".join(f"{tokenizer.convert_ids_to_tokens(token)} (id {token})" for token in tokens)
-    if not found[-1]:
+    if not counts[-1]:
         return tokens, f"{named}; the trained model stops there"
     first = next(row for row in stored if -1 in row["ends"])
     learnt = tokenizer.decode([first["input_ids"][place] for place in np.flatnonzero(first["targets"])[-8:]])
-    wrong = f"{found[-1]:,} of {found.total():,} answers have no special token at the end of what is learnt "
+    wrong = f"{counts[-1]:,} of {counts.total():,} answers have no special token at the end of what is learnt "
     wrong += f"(as {learnt!r})"
-    return tokens, f"{named}; but {wrong}" if named else f"{wrong}: a generation will not stop there by itself"
+    if named:
+        return tokens, f"{named}; but {wrong}"
+    return tokens, f"{wrong}: a generation will not stop there by itself"

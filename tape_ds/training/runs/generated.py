@@ -22,10 +22,9 @@ from tape_ds.errors import raise_if_any
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.llama import evaluated_at
 from tape_ds.run_folder import RESULTS
-from tape_ds.scoring import exact_match
+from tape_ds.scoring import exact_match, tables
 from tape_ds.scoring.exact_match import AnswerCount
 from tape_ds.scoring.losses import bare
-from tape_ds.training import tables
 from tape_ds.training.held_out import ScoredAfter
 from tape_ds.training.run import Run, sample_count
 
@@ -59,8 +58,9 @@ class GeneratedRun(Run):
         return isinstance(self.recipe.lengths.task, ArithmeticTask)
 
     def fingerprints(self, *, held_out: bool = False) -> dict[str, str]:
-        task, trained = self.recipe.lengths.task, self.recipe.lengths.trained
-        return {f"{'arithmetic' if self.is_arithmetic else 'addressing'}:{task.name}": task.fingerprint(trained)}
+        task = self.recipe.lengths.task
+        kind = "arithmetic" if self.is_arithmetic else "addressing"
+        return {f"{kind}:{task.name}": task.fingerprint(self.recipe.lengths.trained)}
 
     @cached_property
     def held_out(self) -> list[tuple[Test, list[GeneratedSample]]]:
@@ -72,7 +72,8 @@ class GeneratedRun(Run):
         return round(self.sequences.mean_tokens)
 
     def outline(self) -> dict[str, str]:
-        config, described = self.config, self.recipe.outline()
+        config = self.config
+        described = self.recipe.outline()
         sizes = f"{config.num_hidden_layers} layers of {config.hidden_size:,}, {config.num_attention_heads} heads"
         return {
             "model": f"new, {self.parameter_counts[0] / 1e6:,.1f} M parameters, {sizes}",
@@ -104,14 +105,17 @@ class GeneratedRun(Run):
             return self.scores([(test, found[test]) for test, _ in self.held_out])
 
         announcement = f"answering up to {len(tests) * each:,} held-out sequences"
-        return [ScoredAfter(announcement, measure, self.file)] if tests else []
+        if tests:
+            return [ScoredAfter(announcement, measure, self.file)]
+        return []
 
     def scores(self, found: Sequence[tuple[Test, list[list[bool]]]]) -> Any:
         """Return the stored scores from each test and which answers of its sequences are right: of arithmetic the
         share for each value of the larger size."""
         if not self.is_arithmetic:
             return [AnswerCount.of(test, some).to_dict() for test, some in found]
-        by_longest: dict[int, list[bool]] = {}  # whether all answers of a sequence are right
+        # whether all answers of a sequence are right
+        by_longest: dict[int, list[bool]] = {}
         for test, some in found:
             by_longest.setdefault(max(test.size), []).extend(map(all, some))
         scores = {}
@@ -120,21 +124,28 @@ class GeneratedRun(Run):
         return scores
 
     def figures(self) -> dict[str, Any]:
-        found = json.loads(self.file.read_text()) if self.recipe.tests[0] and self.file.exists() else None
-        if not found:
+        if not self.recipe.tests[0] or not self.file.exists():
+            return {}
+        scores = json.loads(self.file.read_text())
+        if not scores:
             return {}
         if not self.is_arithmetic:
-            return {"addressing": found}
-        correct, answers = (sum(one[name] for one in found.values()) for name in ("correct", "answers"))
+            return {"addressing": scores}
+        correct = sum(score["correct"] for score in scores.values())
+        answers = sum(score["answers"] for score in scores.values())
         whole = {"correct": correct, "answers": answers, "share": correct / answers}
-        return {"exact_match": {"all": whole, "by_longest": found}}
+        return {"exact_match": {"all": whole, "by_longest": scores}}
 
     def show(self) -> None:
-        figures, rows = self.figures(), {}
-        if found := figures.get("exact_match"):
-            shares = {f"exact match, longest {size}": each for size, each in found["by_longest"].items()}
-            shares["exact match, all trained lengths"] = found["all"]
-            rows = {name: f"{one['share']:.1%} of {one['answers']:,}" for name, one in shares.items()}
+        figures = self.figures()
+        rows = {}
+        if "exact_match" in figures:
+            shares = {
+                f"exact match, longest {size}": score for size, score in figures["exact_match"]["by_longest"].items()
+            }
+            shares["exact match, all trained lengths"] = figures["exact_match"]["all"]
+            for name, score in shares.items():
+                rows[name] = f"{score['share']:.1%} of {score['answers']:,}"
         for values in figures.get("addressing", []):
             count = AnswerCount.from_dict(values)
             rows[f"right at {count.label}"] = str(count)

@@ -21,7 +21,7 @@ from tape_ds.data.stream import StreamedSequences
 from tape_ds.data.tokenized import scored_rows
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models.configuration import TapeConfig
-from tape_ds.training import tables
+from tape_ds.scoring import tables
 from tape_ds.training.held_out import EvalDocument, ScoredAfter, perplexities, read_perplexities
 from tape_ds.training.run import Run, sample_count
 
@@ -38,8 +38,10 @@ class Pretraining(Run):
 
     @classmethod
     def resolve(cls, recipe: PretrainingRecipe, base: None) -> "Pretraining":
-        data, size = recipe.data, recipe.model.vocab_size
-        if data.tokenizer is None:  # one trained on its data, and cached
+        data = recipe.data
+        size = recipe.model.vocab_size
+        # one trained on its data, and cached
+        if data.tokenizer is None:
             assert size is not None, "checked with the recipe"
             cache = paths.data_cache(data.data_cache)
             specs = generated.written_text(weights.specs_of(data.train_data))
@@ -54,14 +56,16 @@ class Pretraining(Run):
         return cls(recipe=recipe, config=config, tokenizer=tokenizer)
 
     def read_data(self) -> "Pretraining":
-        recipe, tokenizer = self.recipe, self.tokenizer
+        recipe = self.recipe
+        tokenizer = self.tokenizer
         bad_rows = BadRows(recipe.data.skip.bad_rows)
         held_out, left_out = held_out_documents(recipe, tokenizer, bad_rows)
         sequences = training_sequences(recipe, tokenizer, bad_rows)
         return replace(self, held_out=held_out, left_out=left_out, sequences=sequences, bad_rows=bad_rows)
 
     def outline(self) -> dict[str, str]:
-        data, config = self.recipe.data, self.config
+        data = self.recipe.data
+        config = self.config
         if isinstance(self.sequences, MixedSequences):
             read = self.sequences.origin
         elif isinstance(self.sequences, RetrievalSequences):
@@ -70,16 +74,20 @@ class Pretraining(Run):
             read = f"{', '.join(self.sequences.specs)}: streamed by {self.sequences.stream.workers} workers"
         else:
             read = f"{weights.described(data.train_data)}: {len(self.sequences.stored):,} packed sequences"
-        tokens = sum(document.input_ids_1T.shape[1] for document in self.held_out)
-        skipped = f" ({self.left_out} shorter than the longest length left out)" if self.left_out else ""
+        held_out = "nothing"
+        if self.held_out:
+            tokens = sum(document.input_ids_1T.shape[1] for document in self.held_out)
+            held_out = f"{len(self.held_out)} documents, {tokens:,} tokens"
+            if self.left_out:
+                held_out += f" ({self.left_out} shorter than the longest length left out)"
+        layers = f"{config.num_hidden_layers} layers of {config.hidden_size:,}, {config.num_attention_heads} heads"
         return {
-            "model": f"new, {self.parameter_counts[0] / 1e6:,.1f} M parameters, {config.num_hidden_layers} layers of "
-            f"{config.hidden_size:,}, {config.num_attention_heads} heads",
+            "model": f"new, {self.parameter_counts[0] / 1e6:,.1f} M parameters, {layers}",
             "encoding": encodings.described(config),
             "tokenizer": f"{data.tokenizer or 'trained on train_data'}, {config.vocab_size:,} entries",
             **tokenizers.bos_note(self.tokenizer, config),
             "data": read,
-            "held out": f"{len(self.held_out)} documents, {tokens:,} tokens{skipped}" if self.held_out else "nothing",
+            "held out": held_out,
         }
 
     def scoring(self) -> list[TrainerCallback]:
@@ -106,11 +114,13 @@ class Pretraining(Run):
 def training_sequences(
     recipe: PretrainingRecipe, tokenizer: PreTrainedTokenizerBase, bad_rows: BadRows
 ) -> TrainingSequences | StreamedSequences | RetrievalSequences | MixedSequences:
-    data, cache = recipe.data, paths.data_cache(recipe.data.data_cache)
+    data = recipe.data
+    cache = paths.data_cache(data.data_cache)
     samples = sample_count(recipe, sequences=0)
 
     def sequences_of(specs: list[str], seed: int) -> TrainingSequences | StreamedSequences | RetrievalSequences:
-        if (source := generated.only_one(specs)) is not None:
+        source = generated.only_one(specs)
+        if source is not None:
             writer = writer_of(source, tokenizer, cache, bad_rows)
             return RetrievalSequences(source, writer, RetrievalForm(data.window), samples=samples, seed=seed)
         if data.streaming:
@@ -135,22 +145,27 @@ def held_out_documents(
 ) -> tuple[list[EvalDocument], int]:
     """Return documents for perplexity, ``eval_tokens`` at most, and how many were too short for the longest length.
     Each is cut to whole blocks of the longest length, so that all lengths that divide it read the same tokens."""
-    longest, room = max(recipe.evaluation.eval_lengths), recipe.evaluation.eval_tokens
+    longest = max(recipe.evaluation.eval_lengths)
+    room = recipe.evaluation.eval_tokens
     documents: list[EvalDocument] = []
     if not recipe.data.eval_data:
         return documents, 0
-    left_out = best = 0
+    left_out = 0
+    longest_document = 0
     cache = paths.data_cache(recipe.data.data_cache)
     for row in scored_rows(recipe.data.eval_data, tokenizer, cache, bad_rows):
-        found = len(row["input_ids"])
-        left_out, best = left_out + (found < longest), max(best, found)
-        kept = min(found, room) // longest * longest
+        tokens = len(row["input_ids"])
+        longest_document = max(longest_document, tokens)
+        if tokens < longest:
+            left_out += 1
+        kept = min(tokens, room) // longest * longest
         if kept:
             documents.append(EvalDocument(row["name"], torch.tensor([row["input_ids"][:kept]])))
             room -= kept
         if room < longest:
             break
     if not documents:
-        wrong = f"no document has {longest} tokens, the longest of eval_lengths (the longest document has {best})"
+        wrong = f"no document has {longest} tokens, the longest of eval_lengths "
+        wrong += f"(the longest document has {longest_document})"
         raise UserError(Problem("eval_data", recipe.data.eval_data, wrong, "name longer documents or shorter lengths"))
     return documents, left_out

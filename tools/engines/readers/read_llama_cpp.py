@@ -52,7 +52,8 @@ def load(folder: Path, flags: str) -> tuple[common.Compute, None]:
     with tempfile.TemporaryDirectory() as temporary:
         file = Path(temporary) / "model.gguf"
         sys.argv = ["convert", str(folder), "--outfile", str(file), "--outtype", "f32"]
-        for family in ("llama", "qwen", "olmo"):  # else imported when their model is met
+        # else imported when their model is met
+        for family in ("llama", "qwen", "olmo"):
             importlib.import_module(f"conversion.{family}")
         for kind in every_class(ModelBase):
             kind.set_vocab = lambda self: set_vocab(self, flags)

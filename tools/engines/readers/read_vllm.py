@@ -42,7 +42,9 @@ def rotary_of(config: Any) -> Any:
     module.get_tensor_model_parallel_world_size = lambda: 1
     layer = getattr(module, CLASSES[config.model_type])
     given = SimpleNamespace(cache_config=None, quant_config=None, model_config=SimpleNamespace(hf_config=config))
-    return layer(given, "layers.0") if config.model_type == "llama" else layer(config, prefix="layers.0")
+    if config.model_type == "llama":
+        return layer(given, "layers.0")
+    return layer(config, prefix="layers.0")
 
 
 def load(folder: Path, flags: str) -> tuple[common.Compute, int]:

@@ -24,8 +24,11 @@ class _Kind(type):
     def __call__(cls, *given: Any, **named: Any) -> Any:
         if cls.__dict__.get("stands_in"):
             as_decorator = len(given) == 1 and not named and isinstance(given[0], types.FunctionType | type)
-            return given[0] if as_decorator else _new(f"{cls.__name__}()")
-        return super().__call__(*given, **named)  # a class of the engine, with a stand-in among its bases
+            if as_decorator:
+                return given[0]
+            return _new(f"{cls.__name__}()")
+        # a class of the engine, with a stand-in among its bases
+        return super().__call__(*given, **named)
 
     def __getitem__(cls, name: Any) -> Any:
         return cls
@@ -35,7 +38,8 @@ class _Kind(type):
 
 
 def _new(name: str) -> Any:
-    any_value = staticmethod(lambda source, handler: {"type": "any"})  # for a field of a pydantic model
+    # for a field of a pydantic model
+    any_value = staticmethod(lambda source, handler: {"type": "any"})
     return _Kind(name, (), {"stands_in": True, "__get_pydantic_core_schema__": any_value})
 
 
@@ -54,7 +58,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         found = any(name == each or name.startswith(f"{each}.") for each in self.names)
-        return importlib.machinery.ModuleSpec(name, self, is_package=True) if found else None
+        if found:
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         return _Module(spec.name)
@@ -76,6 +82,8 @@ def without_compiler() -> None:
     """Let ``torch.compile`` return what it is given: without Triton it fails when a module is imported."""
 
     def as_it_is(function: Any = None, **options: Any) -> Any:
-        return function if function is not None else lambda given: given
+        if function is not None:
+            return function
+        return lambda given: given
 
     setattr(torch, "compile", as_it_is)  # noqa: B010 - to a type checker it is overloaded

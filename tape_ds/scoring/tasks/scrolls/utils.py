@@ -70,10 +70,12 @@ def load(
             wrong = "a model trained so begins its answer with BOS, which is this tokenizer's end of text, too"
             raise UserError(Problem("reference_format", True, wrong, "leave it out"))
     answer_room = prompts.reserved(answer_tokens or dataset.answer_tokens)
-    rows, cut = [], list[int]()
+    rows = []
+    cut = list[int]()
     for each in found:
         prompt = f"{prompts.BEFORE}{each.input}{prompts.REQUEST}" if dataset.kind == "summary" else each.input
-        cut_tokens, reserve = 0, answer_room
+        cut_tokens = 0
+        reserve = answer_room
         while max_tokens is not None and counting is not None:
             form: dict[str, Any] = {"reference_format": reference_format, "words": PUBLISHED_WORDS}
             made = prompts.prompt_ids(dataset, each.input, counting, max_tokens, reserve=reserve, **form)
@@ -81,7 +83,8 @@ def load(
             if not cut_tokens and not reference_format:
                 break
             prompt = counting.decode(made.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-            prompt = prompt.rstrip(REPLACEMENT)  # a character of several tokens may have lost some
+            # a character of several tokens may have lost some
+            prompt = prompt.rstrip(REPLACEMENT)
             # What was cut may have more tokens as a text, as when the end of the document met the request within a
             # character: cut it shorter.
             too_many = len(prompt_ids(prompt, counting)) - (max_tokens - answer_room)

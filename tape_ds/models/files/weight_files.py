@@ -22,15 +22,19 @@ from safetensors import SafetensorError, safe_open
 
 from tape_ds import paths, storage
 from tape_ds.errors import Problem, UserError, collecting, raise_if_any
-from tape_ds.models.loading import json_file, library_errors
-from tape_ds.models.loading.library_errors import READ_AGAIN, TENSORS_ALONE
+from tape_ds.models.files import json_file, library_errors
+from tape_ds.models.files.library_errors import READ_AGAIN, TENSORS_ALONE
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-WHOLE, PICKLED = "model.safetensors", "pytorch_model.bin"
-_PICKLE = b"\x80"  # how a pickle of any protocol since 2 begins: torch's older format
-ADAPTER, PICKLED_ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_model.bin", "adapter_config.json"
+WHOLE = "model.safetensors"
+PICKLED = "pytorch_model.bin"
+# how a pickle of any protocol since 2 begins: torch's older format
+_PICKLE = b"\x80"
+ADAPTER = "adapter_model.safetensors"
+PICKLED_ADAPTER = "adapter_model.bin"
+ADAPTER_CONFIG = "adapter_config.json"
 """peft's names."""
 GENERATION = "generation_config.json"
 _NOT_TORCH = "is no file that torch saved, or cannot be opened"
@@ -59,7 +63,9 @@ def read(file: Path, field: str = "model") -> dict[str, "Tensor"]:
 def check_file(file: Path, field: str = "model") -> list[Problem]:
     """Check a safetensors file's header and size; no tensor is read."""
     try:
-        return [] if _headers_of(file) else [Problem(field, str(file), "holds no tensor", READ_AGAIN)]
+        if _headers_of(file):
+            return []
+        return [Problem(field, str(file), "holds no tensor", READ_AGAIN)]
     except (SafetensorError, OSError) as error:
         return [
             Problem(field, str(file), f"could not be read as safetensors ({library_errors.words(error)})", READ_AGAIN)
@@ -76,7 +82,8 @@ def check_folder(folder: str | Path, field: str = "model") -> list[Problem]:
         return unfit
     if found := [*check_alone(folder, field), *_check_generation(folder, field)]:
         return found
-    safe, pickled = sorted(folder.glob("*.safetensors")), sorted(folder.glob("pytorch_model*.bin"))
+    safe = sorted(folder.glob("*.safetensors"))
+    pickled = sorted(folder.glob("pytorch_model*.bin"))
     whole, there = (WHOLE, safe) if safe else (PICKLED, pickled)
 
     index = folder / f"{whole}.index.json"
@@ -86,7 +93,8 @@ def check_folder(folder: str | Path, field: str = "model") -> list[Problem]:
         shards = sorted(set(places(folder, whole, field).values()))
     missing = []
     for name in shards:
-        if Path(name).name != name:  # an index must not name files elsewhere
+        # an index must not name files elsewhere
+        if Path(name).name != name:
             wrong = f"the shard {name!r} that it names is not a file of this folder"
             problems.append(Problem(field, str(index), wrong, _WHOLE_FOLDER))
         elif not (folder / name).is_file():
@@ -152,7 +160,8 @@ def files(folder: str | Path) -> list[Path]:
 
 def fingerprint(file: Path) -> str:
     """Return a file's size and a digest of its first and last MiB."""
-    size, digest = file.stat().st_size, hashlib.sha256()
+    size = file.stat().st_size
+    digest = hashlib.sha256()
     with file.open("rb") as opened:
         digest.update(opened.read(2**20))
         opened.seek(max(0, size - 2**20), os.SEEK_SET)
@@ -169,7 +178,8 @@ def check_adapter(folder: str | Path, field: str = "model") -> list[Problem]:
     """Check peft's two files in a folder: weights as :func:`check_file` does, and a configuration that must not name a
     module to import, as one with Megatron's layers does."""
     folder = Path(folder)
-    file, pickled = folder / ADAPTER, folder / PICKLED_ADAPTER
+    file = folder / ADAPTER
+    pickled = folder / PICKLED_ADAPTER
     if file.is_file():
         problems = check_file(file, field)
     elif pickled.is_file():
@@ -251,7 +261,8 @@ def _header_of(file: Path) -> _FileHeader:
 def _read_header(file: Path, version: tuple[int, ...]) -> _FileHeader:
     """Read a file's header, once for each ``version`` of it: a folder is checked, asked for its sizes and its dtype,
     and then it is loaded."""
-    with safe_open(file, framework="np"):  # compares the header with the file
+    # compares the header with the file
+    with safe_open(file, framework="np"):
         pass
     with file.open("rb") as opened:
         (length,) = struct.unpack("<Q", opened.read(8))
@@ -270,4 +281,6 @@ def stored_dtype(folder: str | Path) -> str | None:
     for tensor in headers(folder).values():
         numbers[tensor.dtype] = numbers.get(tensor.dtype, 0) + tensor.numbers
     most = max(numbers, key=lambda dtype: numbers[dtype], default=None)
-    return most if most in _DTYPES else None
+    if most in _DTYPES:
+        return most
+    return None

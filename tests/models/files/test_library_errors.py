@@ -9,8 +9,8 @@ import torch
 
 from tape_ds import numbers
 from tape_ds.errors import Problem, UserError
-from tape_ds.models.loading import library_errors
-from tape_ds.models.loading.library_errors import as_message
+from tape_ds.models.files import library_errors
+from tape_ds.models.files.library_errors import as_message
 
 
 def read(function, **options):

@@ -45,7 +45,9 @@ def print_loss_by_position(scores: Mapping[str, Mapping[str, SpanLosses]], nativ
         for variant, losses in losses_of.items():
             cells = [f"{value:.2f}" for value in losses.nll]
             cells = [f"[bold]{c}" if s >= native_length else c for c, s in zip(cells, losses.starts, strict=True)]
-            past = f"{losses.mean_between(native_length):.3f}" if losses.starts[-1] >= native_length else "-"
+            past = "-"
+            if losses.starts[-1] >= native_length:
+                past = f"{losses.mean_between(native_length):.3f}"
             table.add_row(escape(variant), *cells, f"{losses.mean:.3f}", past)
         _print(table)
 
@@ -77,7 +79,8 @@ def print_passkeys(found: Mapping[str, Iterable[Mapping[str, Any]]], native_leng
             wrong = []
             for reply in each["replies"]:
                 if not reply["right"]:
-                    text = str(reply["reply"])  # a stored result returns the words nan and inf as numbers
+                    # a stored result returns the words nan and inf as numbers
+                    text = str(reply["reply"])
                     wrong.append(f"{text!r} for {reply['key']} at {reply['depth']:.0%}")
             wrong = wrong if len(wrong) <= FEW else [*wrong[: FEW - 1], f"and {len(wrong) - FEW + 1} more"]
             sizes = f"{length:,}", f"{length / native_length:.2g}"
@@ -109,7 +112,9 @@ def print_ruler(found: Mapping[str, Iterable[Mapping[str, Any]]]) -> None:
 
 
 def _place(position: int) -> str:
-    return f"{position / 1024:g}k" if position >= 1024 else str(position)
+    if position >= 1024:
+        return f"{position / 1024:g}k"
+    return str(position)
 
 
 def _print(content: Any) -> None:

@@ -36,7 +36,8 @@ def loss_curve(history: Iterable[Mapping[str, Any]], path: Path) -> Path:
     marker = "." if len(losses) <= 100 else ""
     axes.plot([step for step, _ in losses], drawn, color=COLOURS[0], lw=1, marker=marker, label="training")
     if len(losses) >= 8:
-        width = max(min(8, len(losses) // 2), len(losses) // 10)  # sequences differ more than a few steps change
+        # sequences differ more than a few steps change
+        width = max(min(8, len(losses) // 2), len(losses) // 10)
         ends = range(width, len(finite) + 1)
         means = [sum(loss for _, loss in finite[end - width : end]) / width for end in ends]
         steps = [finite[end - 1][0] for end in ends]

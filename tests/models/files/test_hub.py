@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from tape_ds.errors import UserError
-from tape_ds.models.loading import hub, model_folder
+from tape_ds.models.files import hub
+from tape_ds.models.loading import model_folder
 from tests import hub_cache
 
 OLD, NEW = "a" * 40, "b" * 40

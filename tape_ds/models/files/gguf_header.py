@@ -18,7 +18,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
 from tape_ds.encodings import llama_cpp_rope
 from tape_ds.errors import Problem, UserError
-from tape_ds.models.loading import library_errors
+from tape_ds.models.files import library_errors
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 """Architectures that are read key by key; transformers reads the configuration of others."""
@@ -67,7 +67,9 @@ class GgufHeader:
             if len(set(value)) != 1:
                 raise self.error(f"its layers differ in {self.architecture}.{key}, which is not read from a GGUF file")
             value = value[0]
-        return default if value is None else value
+        if value is None:
+            return default
+        return value
 
     def error(self, wrong: str, remedy: str = _FOLDER) -> UserError:
         return UserError(Problem("model", self.name, wrong, remedy))
@@ -138,7 +140,8 @@ class GgufHeader:
                 wrong.append(f"its {self.architecture}.{name} is {value!r}")
         blocks = {name.split(".")[1] for name in self.shapes if name.startswith("blk.")}
         if not wrong:
-            count, columns = given["block_count"], given["embedding_length"]
+            count = given["block_count"]
+            columns = given["embedding_length"]
             if count > len(blocks):
                 wrong.append(
                     f"{self.architecture}.block_count is {count:,}, and it has tensors of {len(blocks):,} blocks"
@@ -262,7 +265,9 @@ class _Walk:
         if kind != GGUFValueType.ARRAY:
             found = self.number(_FORMS[GGUFValueType(kind)])
             # the shortest number that it may stand for: 1e-05, and not 9.999999747378752e-06
-            return float(str(np.float32(found))) if kind == GGUFValueType.FLOAT32 else found
+            if kind == GGUFValueType.FLOAT32:
+                return float(str(np.float32(found)))
+            return found
         inner = self.number("I")
         count = self.number("Q")
         if inner == GGUFValueType.STRING:
@@ -271,4 +276,6 @@ class _Walk:
             return None
         form = _FORMS[GGUFValueType(inner)]
         content = self.bytes(count * struct.calcsize(form))
-        return struct.unpack(f"<{count}{form}", content) if count <= _LAYERS else None
+        if count <= _LAYERS:
+            return struct.unpack(f"<{count}{form}", content)
+        return None

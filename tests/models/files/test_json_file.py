@@ -5,7 +5,7 @@ import os
 import pytest
 
 from tape_ds.errors import UserError
-from tape_ds.models.loading import json_file
+from tape_ds.models.files import json_file
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.models.loading import library_errors, weight_files
-from tape_ds.models.loading.hub import CONFIG
+from tape_ds.models.files import library_errors, weight_files
+from tape_ds.models.files.hub import CONFIG
 
 if TYPE_CHECKING:
     import torch
@@ -90,7 +90,8 @@ def checked_files(source: str | Path) -> Iterator[Path]:
         found = weight_files.files(source)
         for file in found:
             (folder / file.name).symlink_to(file)
-        for name in (CONFIG, weight_files.GENERATION):  # one without the other has settings of generation too
+        # one without the other has settings of generation too
+        for name in (CONFIG, weight_files.GENERATION):
             if (source / name).is_file():
                 (folder / name).symlink_to(source / name)
         for whole in (weight_files.WHOLE, weight_files.PICKLED):
@@ -144,9 +145,13 @@ def stored_dtype(source: str | Path, config: "PreTrainedConfig") -> "torch.dtype
     fp32 files), to which a merged model would be rounded; it counts only where files have no header."""
     import torch
 
-    name = weight_files.stored_dtype(source) if getattr(config, "quantization_config", None) is None else None
+    name = None
+    if getattr(config, "quantization_config", None) is None:
+        name = weight_files.stored_dtype(source)
     named = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-    return named[name] if name is not None else config.dtype or torch.float32
+    if name is not None:
+        return named[name]
+    return config.dtype or torch.float32
 
 
 def require_finite(model: "PreTrainedModel", field: str, name: str) -> None:
@@ -198,7 +203,8 @@ def _require_no_integers(model: "PreTrainedModel", source: str | Path) -> None:
 
 def _is_no_report(record: Any) -> bool:
     text = record.getMessage()
-    return "LOAD REPORT" not in text or "CONVERSION" in text  # an error of conversion is named there only
+    # an error of conversion is named there only
+    return "LOAD REPORT" not in text or "CONVERSION" in text
 
 
 def fill(model: _Model, tensors: Mapping[str, "Tensor"], source: str) -> _Model:
@@ -225,7 +231,9 @@ def require_exact(source: str, missing: Iterable[str], unexpected: Iterable[str]
     parts = []
     for what, found in (("missing", missing), ("without a place", unexpected), ("of another shape", mismatched)):
         if names := sorted(map(str, found)):
-            more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+            more = ""
+            if len(names) > _SHOWN:
+                more = f" and {len(names) - _SHOWN:,} more"
             parts.append(f"{what}: {', '.join(names[:_SHOWN])}{more}")
     if parts:
         remedy = "give weights and configuration of the same model"

@@ -75,7 +75,9 @@ def words(error: BaseException) -> str:
     kind = type(error).__name__
     if text and kind in _SIMPLE:
         return text
-    return f"{kind}: {text}" if text else kind
+    if text:
+        return f"{kind}: {text}"
+    return kind
 
 
 def _problems(

@@ -92,7 +92,9 @@ def _range(text: str, least: int, read_number: Callable[[str], int | None]) -> t
 
 def _whole(text: str) -> int | None:
     is_number = text.isascii() and text.isdigit() and len(text) <= len(str(_LARGEST))
-    return int(text) if is_number and int(text) <= _LARGEST else None
+    if is_number and int(text) <= _LARGEST:
+        return int(text)
+    return None
 
 
 def _lengths(text: str) -> tuple[int, int] | None:
@@ -121,7 +123,9 @@ def _place(text: str) -> tuple[float, float] | None:
 
 
 def _share(text: str) -> float | None:
-    return float(text) if re.fullmatch(r"0|1|[01]?\.\d{1,9}", text) and float(text) <= 1 else None
+    if re.fullmatch(r"0|1|[01]?\.\d{1,9}", text) and float(text) <= 1:
+        return float(text)
+    return None
 
 
 def _families(text: str) -> tuple[tuple[str, float], ...] | None:
@@ -142,7 +146,9 @@ def _family_shares(text: str) -> Iterator[tuple[str, float]]:
 
 
 def _targets(text: str) -> str | None:
-    return text if text in ("answers", "all") else None
+    if text in ("answers", "all"):
+        return text
+    return None
 
 
 # option -> its reader, which returns None for what it cannot read, and its form

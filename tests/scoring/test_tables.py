@@ -1,7 +1,7 @@
 """The tables a run prints."""
 
+from tape_ds.scoring import tables
 from tape_ds.scoring.span_losses import SpanLosses
-from tape_ds.training import tables
 
 
 def test_brackets_are_text_and_credentials_are_not_printed(capsys):

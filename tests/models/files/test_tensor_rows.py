@@ -5,8 +5,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from tape_ds.models.loading import tensor_rows
-from tape_ds.models.loading.tensor_rows import LoadedRows, StoredRows
+from tape_ds.models.files import tensor_rows
+from tape_ds.models.files.tensor_rows import LoadedRows, StoredRows
 
 TENSORS = {
     "matrix": torch.randn(40, 6).bfloat16(),

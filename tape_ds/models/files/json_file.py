@@ -49,7 +49,8 @@ def how_to_repair(error: Exception) -> str:
         return f"take the comments out (//, # or /*), the first of them at {place}: JSON has none"
     if at in ("}", "]") and before.endswith(","):
         return f"take out the comma before the {at} at {place}: JSON has none there"
-    if "trailing comma" in error.msg:  # since Python 3.13, which points at the comma
+    # since Python 3.13, which points at the comma
+    if "trailing comma" in error.msg:
         return f"take out the comma at {place}: JSON has none there"
     return ""
 
@@ -60,4 +61,6 @@ def _not_numbers(value: Any, name: str = "") -> list[str]:
         return [each for key, inner in value.items() for each in _not_numbers(inner, f"{name}.{key}".lstrip("."))]
     if isinstance(value, list):
         return [each for inner in value for each in _not_numbers(inner, name)]
-    return [name] if isinstance(value, float) and math.isnan(value) else []
+    if isinstance(value, float) and math.isnan(value):
+        return [name]
+    return []

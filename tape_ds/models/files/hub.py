@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tape_ds.errors import Problem, UserError
-from tape_ds.models.loading import weight_files
+from tape_ds.models.files import weight_files
 
 ID = r"(?P<name>[\w-][\w.-]*(/[\w.-]+)?)(@(?P<revision>[^:#]+))?"
 """Id of a model, and of a dataset in a data spec."""
@@ -24,7 +24,9 @@ _TRAINED = ("adapter_model.*", "trainable_params.bin", "trained.safetensors")
 def split(name: str) -> tuple[str, str | None]:
     """Return name and revision of a possible id; revision None: the newest."""
     found = re.fullmatch(ID, name)
-    return (found["name"], found["revision"]) if found else (name, None)
+    if found:
+        return (found["name"], found["revision"])
+    return (name, None)
 
 
 def is_id(name: str) -> bool:
@@ -34,7 +36,9 @@ def is_id(name: str) -> bool:
 def commit_of(folder: str | Path) -> str | None:
     """Return the commit of a folder in the hub's cache; None of any other folder."""
     folder = Path(folder)
-    return folder.name if folder.parent.name == "snapshots" else None
+    if folder.parent.name == "snapshots":
+        return folder.name
+    return None
 
 
 class Fetched(NamedTuple):
@@ -60,7 +64,8 @@ def config(name: str) -> Fetched:
     )
 
     repository, revision = split(name)
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # failures are reported here
+    # failures are reported here
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
         cached = try_to_load_from_cache(repository, CONFIG, revision=revision)
         if isinstance(cached, str):
@@ -71,17 +76,21 @@ def config(name: str) -> Fetched:
         get_hf_file_metadata(hf_hub_url(repository, CONFIG, revision=revision), timeout=SECONDS)
         return Fetched(Path(hf_hub_download(repository, CONFIG, revision=revision, etag_timeout=SECONDS)))
     except errors.HFValidationError as error:
-        wrong, remedy = f"not a name that the hub allows ({error})", "give a folder, or a hub id (owner/name)"
+        wrong = f"not a name that the hub allows ({error})"
+        remedy = "give a folder, or a hub id (owner/name)"
     except errors.GatedRepoError:
         return Fetched(why_not="gated: accept its licence on the hub and log in, `hf auth login`, before the run")
     except errors.RepositoryNotFoundError:
-        wrong, remedy = "neither on the hub nor a folder here", "check its name (owner/name); if private: hf auth login"
+        wrong = "neither on the hub nor a folder here"
+        remedy = "check its name (owner/name); if private: hf auth login"
     except errors.RevisionNotFoundError:
-        wrong, remedy = f"the hub has no revision {revision!r} of it", "give a commit, tag or branch of its page"
+        wrong = f"the hub has no revision {revision!r} of it"
+        remedy = "give a commit, tag or branch of its page"
     except errors.LocalEntryNotFoundError:  # the connection broke between the two questions
         return Fetched(why_not="offline")
     except errors.EntryNotFoundError:
-        wrong, remedy = f"the hub has no {CONFIG} in it", "give a model that was saved by save_pretrained"
+        wrong = f"the hub has no {CONFIG} in it"
+        remedy = "give a model that was saved by save_pretrained"
     except errors.HfHubHTTPError as error:
         return Fetched(why_not=f"the hub answers {error.response.status_code}")
     except (errors.HTTPError, OSError, ValueError) as error:
@@ -100,7 +109,8 @@ def download(name: str, *, with_weights: bool = True) -> Path:
     try:
         folder = Path(fetch(revision=revision, allow_patterns=list(_SMALL)))
         if with_weights:
-            revision = commit_of(folder) or revision  # the branch may move between two questions
+            # the branch may move between two questions
+            revision = commit_of(folder) or revision
             for whole in (weight_files.WHOLE, weight_files.PICKLED):
                 shards = {whole, *weight_files.places(folder, whole).values()}
                 fetch(revision=revision, allow_patterns=[*_SMALL, *_TRAINED, *shards])

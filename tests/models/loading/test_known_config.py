@@ -11,7 +11,8 @@ from huggingface_hub import constants, errors
 from safetensors.numpy import save_file
 
 from tape_ds.cli import train
-from tape_ds.models.loading import config_file, hub
+from tape_ds.models.files import hub
+from tape_ds.models.loading import known_config
 from tests.config import loads
 from tests.config.conftest import in_a_folder_of_its_own  # noqa: F401
 from tests.config.helpers import problems_of, write
@@ -57,7 +58,7 @@ def test_a_folder_that_holds_a_model_is_none(folder):
     Path("cache/snapshots").mkdir(parents=True)
     folder.rename("cache/snapshots/abc")
     for name, inner in {"runs/x": "runs/x/trained", "cache": "cache/snapshots/abc"}.items():
-        (problem,) = config_file.check(name, online=False)
+        (problem,) = known_config.check_model(name, online=False)
         assert problem.value == name and inner in problem.remedy
 
 
@@ -78,7 +79,7 @@ def empty(folder):
     ],
 )
 def test_files_that_are_damaged_are_found_before_a_run(folder, damage, wrong):
-    assert list(config_file.check("model", online=False)) == []
+    assert list(known_config.check_model("model", online=False)) == []
     damage(folder)
     found, _ = problems_of("--recipe", write(model="model"))
     assert set(found) == {"model"} and wrong in found["model"].wrong

@@ -16,7 +16,8 @@ from tape_ds.cli import convert as convert_command
 from tape_ds.cli import train
 from tape_ds.errors import UserError
 from tape_ds.models import convert
-from tape_ds.models.loading import config_file, exact, extendable, weight_files
+from tape_ds.models.files import exact, weight_files
+from tape_ds.models.loading import extendable, known_config
 from tape_ds.training.runs import assembly
 from tests.config import loads
 from tests.models import tiny_decoders
@@ -59,7 +60,9 @@ def test_an_adapter_beside_whole_weights_is_refused_until_one_is_moved(plain, tm
     both = tmp_path / "both"
     whole = merged_over_adapter(plain, both)
     (both / "tokenizer.json").write_text("{}")
-    assert any("an adapter (adapter_config.json)" in each.wrong for each in config_file.check(str(both), online=False))
+    assert any(
+        "an adapter (adapter_config.json)" in each.wrong for each in known_config.check_model(str(both), online=False)
+    )
     with pytest.raises(UserError, match="either may be what is meant"):
         load(both)
     assert convert_command.main(["llama-to-tape", str(both), str(tmp_path / "out")]) == 2

@@ -3,7 +3,7 @@
 import pytest
 
 from tape_ds.data.retrieval.families import FAMILIES
-from tape_ds.data.retrieval.options import FAMILY_NAMES, RetrievalOptions, read
+from tape_ds.data.retrieval_options import FAMILY_NAMES, RetrievalOptions, read
 
 
 def test_without_options_every_family_has_the_same_share():

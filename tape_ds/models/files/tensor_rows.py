@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from tape_ds.models.loading import weight_files
+from tape_ds.models.files import weight_files
 
 PIECE = 2**20
 """Numbers that are read at once: 4 MiB in fp32, which a processor's cache holds."""
@@ -130,4 +130,6 @@ class LoadedRows:
 
     def rows(self, name: str, first: int = 0, last: int | None = None) -> Tensor:
         tensor = self._tensors[name]
-        return tensor[first:last] if tensor.dim() else tensor
+        if tensor.dim():
+            return tensor[first:last]
+        return tensor

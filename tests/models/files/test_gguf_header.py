@@ -5,7 +5,8 @@ import pytest
 from gguf import GGUFWriter
 
 from tape_ds.errors import UserError
-from tape_ds.models.loading import config_file, gguf_header
+from tape_ds.models.files import gguf_header
+from tape_ds.models.loading import known_config
 
 SIZES = {
     "block_count": 1,
@@ -104,7 +105,7 @@ def test_what_would_be_lost_is_refused_by_the_files_name(tmp_path, options, wron
     with pytest.raises(UserError, match=wrong) as caught:
         gguf_header.read(file).config()
     assert str(file) in str(caught.value)
-    assert config_file.check(str(file), online=False) == caught.value.problems, "found by a check of the recipe"
+    assert known_config.check_model(str(file), online=False) == caught.value.problems, "found by a check of the recipe"
 
 
 @pytest.mark.parametrize(
@@ -125,6 +126,6 @@ def test_a_damaged_file_is_a_message(tmp_path, damage, wrong):
 
 
 def test_a_dry_run_knows_the_length_and_the_scaling(tmp_path):
-    known = config_file.known(str(header_file(tmp_path / "x.gguf")), online=False)
+    known = known_config.known(str(header_file(tmp_path / "x.gguf")), online=False)
     assert known == CONFIG
-    assert config_file.known(str(tmp_path / "none.gguf"), online=False) is None
+    assert known_config.known(str(tmp_path / "none.gguf"), online=False) is None

@@ -10,7 +10,8 @@ from transformers import LlamaForCausalLM
 
 from tape_ds.errors import UserError
 from tape_ds.models import convert
-from tape_ds.models.loading import extendable, library_errors, model_folder, weight_files
+from tape_ds.models.files import library_errors, weight_files
+from tape_ds.models.loading import extendable, model_folder
 from tests.models.helpers import tiny_model
 
 DAMAGES = {

@@ -1,0 +1,1 @@
+"""The files of models that others made: where they are, what they say, and that nothing of them is missing."""
