@@ -12,6 +12,7 @@ from typing import Any
 from tape_ds.cli import recipe_help
 from tape_ds.config import command_line, deepspeed_config, kinds, loading
 from tape_ds.config.extension import ExtensionRecipe
+from tape_ds.config.finetuning import FinetuningRecipe
 from tape_ds.config.recipe import Recipe
 from tape_ds.distributed.rendezvous import report_failures
 from tape_ds.engines import table
@@ -74,6 +75,10 @@ def describe(recipe: Recipe) -> str:
     lines = {"recipe": recipe.name, **recipe.outline()}
     if config is not None and isinstance(recipe, ExtensionRecipe):
         lines["served"] = f"after tape-ds export: {table.summary(config_json.planned(config))}"
+    if config is not None and isinstance(recipe, FinetuningRecipe):
+        short = recipe.note_of_length(recipe.data.max_tokens, config.max_position_embeddings)
+        if short is not None:
+            lines["length"] = short
     name = getattr(recipe.model, "model", None)  # a new model has none
     asked = name is not None and recipe.dry_run and config_file.is_on_hub(name)
     if asked and (why := hub.config(name).why_not):

@@ -6,10 +6,11 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from tape_ds import encodings
-from tape_ds.config.extension_fields import RULER_TASKS, SPAN, ExtensionData, ExtensionEvaluation, ExtensionModel
+from tape_ds.config.extension_fields import SPAN, ExtensionData, ExtensionEvaluation, ExtensionModel
 from tape_ds.config.files import Given
 from tape_ds.config.method import LLAMAS_MAPS, MethodSection, check_targets, targets, unread
 from tape_ds.config.recipe import Recipe
+from tape_ds.config.ruler_scores import RulerScores
 from tape_ds.config.sections import learns
 from tape_ds.data import sources
 from tape_ds.data.pose import Pose
@@ -41,6 +42,7 @@ class ExtensionRecipe(Recipe):
     data: ExtensionData
     method: MethodSection
     evaluation: ExtensionEvaluation
+    ruler: RulerScores
 
     def __post_init__(self) -> None:
         if not self.trains:
@@ -156,7 +158,7 @@ class ExtensionRecipe(Recipe):
             "data": self._outline_of_data(),
             "held out": self._outline_of_scores(native),
             "passkeys": self._passkeys_asked(),
-            "RULER": self._ruler_asked(),
+            "RULER": self.ruler.outline(),
         }
 
     def _outline_of_method(self) -> str:
@@ -209,13 +211,6 @@ class ExtensionRecipe(Recipe):
         if max(lengths) > target:
             asked += f"; some are LONGER than target_length, {target:,}"
         return asked
-
-    def _ruler_asked(self) -> str:
-        score = self.evaluation
-        if not score.ruler_lengths:
-            return "none"
-        lengths = ", ".join(f"{length:,}" for length in score.ruler_lengths)
-        return f"{score.ruler_samples} questions of each of {', '.join(score.ruler_tasks)} in {lengths} tokens"
 
     def problems(self, broken: set[str]) -> Iterator[Problem]:
         other = "model" not in broken and other_family(self.native_config() or {}) is not None
@@ -285,20 +280,6 @@ class ExtensionRecipe(Recipe):
         lengths = self.evaluation.passkey_lengths
         if len(set(lengths)) < len(lengths):
             yield Problem("passkey_lengths", lengths, "a length is repeated", "give each number of tokens once")
-
-    @rule("ruler_lengths", "ruler_tasks")
-    def _ruler(self) -> Iterator[Problem]:
-        lengths = self.evaluation.ruler_lengths
-        tasks = self.evaluation.ruler_tasks
-        if len(set(lengths)) < len(lengths):
-            yield Problem("ruler_lengths", lengths, "a length is repeated", "give each number of tokens once")
-        if len(set(tasks)) < len(tasks):
-            yield Problem("ruler_tasks", tasks, "a task is repeated", "give each once")
-        for task in tasks:
-            if task not in RULER_TASKS:
-                yield Problem("ruler_tasks", task, "not a task without downloads", did_you_mean(task, RULER_TASKS))
-        if lengths and not tasks:
-            yield Problem("ruler_tasks", tasks, "ruler_lengths asks for questions", "name a task, or no lengths")
 
     @rule("train_data", "eval_data", "skip_bad_rows")
     def _data(self) -> Iterator[Problem]:

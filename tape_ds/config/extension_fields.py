@@ -79,15 +79,8 @@ class ExtensionData(Section):
         return lengths
 
 
-RULER_TASKS = (
-    *("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3"),
-    *("niah_multiquery", "niah_multivalue", "vt", "cwe", "fwe"),
-)
-"""RULER's tasks whose questions are generated, by lm-eval's names."""
-
-
 class ExtensionEvaluation(Section):
-    """Loss by position, passkeys and RULER, before training and after."""
+    """Loss by position and passkeys, before training and after."""
 
     eval_length: Annotated[Tokens, FREE, COMPARED] = Field(DERIVED, ge=2)
     """Tokens of each held-out document that are scored; default target_length. More is allowed."""
@@ -101,9 +94,3 @@ class ExtensionEvaluation(Section):
     """Prompts of each length, the number and its place drawn for each from the seed."""
     passkey_form: Annotated[Literal["longlora", "pose"], FREE, COMPARED] = "longlora"
     """Prompts of LongLoRA or of PoSE."""
-    ruler_lengths: Annotated[list[Annotated[Tokens, Field(ge=1024)]], FREE, COMPARED] = []
-    """Tokens of RULER's questions with their replies; more than target_length is allowed. Empty: no questions."""
-    ruler_tasks: Annotated[list[str], FREE, COMPARED] = ["niah_multikey_2", "vt"]
-    """RULER's tasks that are asked, of those without downloads."""
-    ruler_samples: Annotated[int, FREE, COMPARED] = Field(5, ge=1, le=500)
-    """Questions of each task and length."""

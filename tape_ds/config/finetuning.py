@@ -11,6 +11,7 @@ from pydantic import Field
 
 from tape_ds import paths
 from tape_ds.config.recipe import Recipe
+from tape_ds.config.ruler_scores import RulerScores
 from tape_ds.config.sections import Backend, DataCache, Liger
 from tape_ds.data.bad_rows import Skip
 from tape_ds.data.chat import conversations
@@ -95,12 +96,28 @@ class FinetuningRecipe(Recipe):
     """The common part of both kinds."""
 
     FULL_ROWS: ClassVar[bool] = False
+    LONG_DATA: ClassVar[str]
+    """What a person can do to have longer sequences."""
 
     model: FinetuningModel
+    ruler: RulerScores
 
     @property
     def window(self) -> int:
         return int(self.data.max_tokens)
+
+    def note_of_length(self, longest: int, length: int) -> str | None:
+        """Return what a person should know before a model of ``length`` positions learns from texts of ``longest``
+        tokens at most; None where they are half as long or longer."""
+        if 2 * longest >= length:
+            return None
+        note = (
+            f"no text is longer than {longest:,} tokens, and the model has {length:,} positions: what it finds beyond "
+        )
+        note += f"the texts may be lost. {self.LONG_DATA}"
+        if not self.ruler.ruler_lengths:
+            note += f"; ruler_lengths: [{length}] measures it before and after"
+        return note
 
     @property
     def trains_positions(self) -> bool:
@@ -114,6 +131,7 @@ class ScrollsRecipe(FinetuningRecipe):
     LAUNCHER: ClassVar[str] = SCROLLS
     DEFAULT: ClassVar[str] = "scrolls_tiny"
     STAND_INS: ClassVar[Mapping[str, Any]] = {"model": "smollm2", "dataset": examples.MADE.name}
+    LONG_DATA: ClassVar[str] = "Raise max_tokens if the texts are longer"
 
     model: FinetuningModel
     data: ScrollsData
@@ -133,6 +151,7 @@ class ScrollsRecipe(FinetuningRecipe):
             "data": f"{data.named}: sequences of up to {data.max_tokens:,} tokens, answers of up to "
             f"{data.answer_tokens:,} and EOS{begun}",
             "held out": asked if data.eval_examples else "nothing",
+            "RULER": self.ruler.outline(),
         }
 
     @rule("dataset", "data_dir", "eval_examples")
@@ -155,6 +174,7 @@ class ChatRecipe(FinetuningRecipe):
     LAUNCHER: ClassVar[str] = TRAINING["finetune"]
     DEFAULT: ClassVar[str] = "chat_tiny"
     STAND_INS: ClassVar[Mapping[str, Any]] = {"model": "smollm2", "train_data": ["stdlib"]}
+    LONG_DATA: ClassVar[str] = "generated:retrieval#documents=N&tokens=LENGTH in train_data adds long conversations"
 
     model: FinetuningModel
     data: ChatData
@@ -170,6 +190,7 @@ class ChatRecipe(FinetuningRecipe):
             "held out": f"answers of {held_out}, {data.eval_examples:,} conversations at most"
             if held_out
             else "nothing",
+            "RULER": self.ruler.outline(),
         }
 
     @rule("train_data", "eval_data", "skip_bad_rows")

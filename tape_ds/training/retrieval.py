@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from transformers import PreTrainedTokenizerBase
 
 from tape_ds import storage
+from tape_ds.config.ruler_scores import RulerScores
 from tape_ds.data.sources import parse_all
 from tape_ds.distributed.distributed_map import distributed_map
 from tape_ds.errors import Problem, collecting, raise_if_any
@@ -71,17 +72,17 @@ class Retrieval:
         return {}
 
 
-def draw_ruler(
-    tokenizer: PreTrainedTokenizerBase, tasks: Sequence[str], lengths: Sequence[int], samples: int
-) -> list[RulerQuestion]:
+def draw_ruler(tokenizer: PreTrainedTokenizerBase, asked: RulerScores) -> list[RulerQuestion]:
     """Return the same questions for every run with this tokenizer: lm-eval's seeds, and the command's haystack."""
+    lengths = asked.ruler_lengths
+    samples = asked.ruler_samples
     if not lengths:
         return []
     (source,) = parse_all([ruler_questions.HAYSTACK], "ruler_tasks")
     texts = [document.text for document in source.documents("heldout")]
     problems: list[Problem] = []
     found = []
-    per_text = dict.fromkeys(tasks, 1)
+    per_text = dict.fromkeys(asked.ruler_tasks, 1)
     with collecting(problems, "ruler_{}"):
         raise_if_any(ruler_questions.check(per_text, lengths, samples, tokenizer, texts, ruler_questions.HAYSTACK))
         found = ruler_questions.draw_all(Generators(lambda: texts), per_text, tokenizer, lengths, samples)

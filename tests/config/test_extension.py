@@ -263,7 +263,7 @@ def test_lengths_of_any_decoder_are_checked_before_it_loads(tmp_path):
 
 def test_rulers_tasks_are_lm_evals():
     """A recipe is checked without lm-eval, whose import takes seconds."""
-    from tape_ds.config.extension_fields import RULER_TASKS
+    from tape_ds.config.ruler_scores import RULER_TASKS
     from tape_ds.scoring.ruler_generators import QA_FILES, tasks
 
     assert tuple(task for task in tasks() if task not in QA_FILES) == RULER_TASKS

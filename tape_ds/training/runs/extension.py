@@ -75,7 +75,7 @@ class Extension(Run):
             self.arguments.seed,
             asked.passkey_form,
         )
-        ruler = draw_ruler(tokenizer, asked.ruler_tasks, asked.ruler_lengths, asked.ruler_samples)
+        ruler = draw_ruler(tokenizer, recipe.ruler)
         sequences: Any = []
         if recipe.trains:
             sequences = training_sequences(recipe, tokenizer, bad_rows)

@@ -40,13 +40,18 @@ from tape_ds.models import convert
 from tape_ds.models.loading import extendable
 from tape_ds.models.loading.base_model import BaseModel
 from tape_ds.models.loading.extendable import Config
+from tape_ds.run_folder import RESULTS
 from tape_ds.scoring import answers, tables
 from tape_ds.scoring.answers import AnswerLoss, Prompt
+from tape_ds.scoring.ruler_questions import HAYSTACK, RULER, RulerQuestion
 from tape_ds.training import identity, model_config
 from tape_ds.training.held_out import ScoredAround, Variants
+from tape_ds.training.retrieval import Retrieval, draw_ruler, rows_of
 from tape_ds.training.run import Run, sample_count, weights_dtype
 
 SCORES = "results/answers.json"
+BEFORE: Variants = {"before": None}
+AFTER: Variants = {"after": None}
 
 
 def answer_scores(asked: Sequence[Prompt], file: Path) -> ScoredAround:
@@ -62,7 +67,7 @@ def answer_scores(asked: Sequence[Prompt], file: Path) -> ScoredAround:
         storage.write_json(path, {when: vars(loss) for when, loss in scores.items()})
 
     announcement = (f"scoring {len(asked):,} answers", "training")
-    return ScoredAround(announcement, {"before": None}, {"after": None}, file, measure, questions, read_scores, write)
+    return ScoredAround(announcement, BEFORE, AFTER, file, measure, questions, read_scores, write)
 
 
 def read_scores(path: Path) -> dict[str, AnswerLoss]:
@@ -84,6 +89,7 @@ class Finetuning(Run):
     """Held-out prompts with their answers."""
     cut: Mapping[str, CutText | CutConversations] = field(default_factory=dict)
     """Texts that did not fit, by split."""
+    ruler: list[RulerQuestion] = field(default_factory=list)
     ends: tuple[int, ...] = ()
     """Tokens that end an answer."""
     notes: Mapping[str, str] = field(default_factory=dict)
@@ -132,11 +138,17 @@ class Finetuning(Run):
             seed=self.arguments.seed,
             step_sequences=recipe.global_batch_size,
         )
+        longest = int(lengths.max())
+        notes = {**run.notes, **self._note_beyond(lengths)}
+        short = recipe.note_of_length(longest, self.base.config.max_position_embeddings)
+        if short is not None:
+            notes["length"] = short
         return replace(
             run,
-            config=model_config.finetuned(recipe, self.base.config, int(lengths.max())),
+            config=model_config.finetuned(recipe, self.base.config, longest),
             sequences=sequences,
-            notes={**run.notes, **self._note_beyond(lengths)},
+            ruler=draw_ruler(self.tokenizer, recipe.ruler),
+            notes=notes,
         )
 
     def _note_beyond(self, lengths: np.ndarray) -> dict[str, str]:
@@ -193,17 +205,29 @@ class Finetuning(Run):
         }
 
     def scoring(self) -> list[TrainerCallback]:
+        callbacks: list[TrainerCallback] = []
         if self.asked:
-            return [answer_scores(self.asked, self.output / SCORES)]
-        return []
+            callbacks.append(answer_scores(self.asked, self.output / SCORES))
+        if self.ruler:
+            callbacks.append(self.retrieval.around(self.tokenizer, BEFORE, AFTER))
+        return callbacks
+
+    @property
+    def retrieval(self) -> Retrieval:
+        """RULER's questions, which may be none."""
+        return Retrieval(RULER, self.ruler, self.output / RESULTS / "ruler.json", tables.print_ruler)
 
     def figures(self) -> dict[str, Any]:
         """Return the loss on held-out answers, what was cut, and the tokens that were read, padding left out."""
         found = read_scores(self.output / SCORES) if self.asked else {}
+        asked: dict[str, Any] = {}
+        if self.ruler:
+            asked = {"ruler": rows_of(self.retrieval.read()), "ruler_haystack": HAYSTACK}
         return {
             "tokens": self.sequences.tokens,
             "answer_loss": [{"when": when, **vars(loss)} for when, loss in found.items()],
             "cut": {name: asdict(cut) for name, cut in self.cut.items()},
+            **asked,
         }
 
     def show(self) -> None:
@@ -211,6 +235,8 @@ class Finetuning(Run):
         template = "{0.nll:.3f} nats per token, {0.foreseen:.1%} of {0.targets:,} tokens foreseen"
         if found:
             tables.print_rows({f"answers {when}": template.format(loss) for when, loss in found.items()})
+        if self.ruler:
+            self.retrieval.show(self.retrieval.read())
 
 
 def reach(base: BaseModel, config: Config) -> float:

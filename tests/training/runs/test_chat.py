@@ -225,3 +225,26 @@ def test_conversations_are_trained_with_longce_s_weights(place, tmp_path):
     assert logged["plain_loss"] == pytest.approx(expected, rel=1e-6)
     assert logged["mean_weight"] != pytest.approx(1.0, abs=1e-4) and logged["loss"] != pytest.approx(expected)
     assert stored["config"]["longce_short"] == 8
+
+
+def test_what_a_long_model_may_lose_is_said_and_measured(place, tmp_path):
+    """Conversations of 48 tokens at most, a model of 128 positions: RULER before training and after."""
+    asked = {"ruler_lengths": "4k", "ruler_tasks": "niah_single_1", "ruler_samples": 1}
+    run = assemble(recipe(place, output_dir=tmp_path, max_tokens=48, **asked))
+    assert run.outline()["length"].startswith("no text is longer than ")
+    assert "ruler_lengths" not in run.outline()["length"], "it is measured"
+    _, stored = complete(run)
+    rows = stored["figures"]["ruler"]
+    assert [(row["variant"], row["task"], row["length"]) for row in rows] == [
+        ("before", "niah_single_1", 4096),
+        ("after", "niah_single_1", 4096),
+    ]
+    assert rows[0]["replies"][0]["answers"] == rows[1]["replies"][0]["answers"]
+
+
+@pytest.mark.parametrize(("longest", "said"), [(63, True), (64, False)])
+def test_texts_of_half_a_model_s_length_keep_it(place, longest, said):
+    note = recipe(place).note_of_length(longest, 128)
+    assert (note is not None) is said
+    if said:
+        assert note.endswith("ruler_lengths: [128] measures it before and after")
