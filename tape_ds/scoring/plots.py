@@ -19,8 +19,17 @@ from tape_ds.scoring import differences as scales
 from tape_ds.scoring.span_losses import SpanLosses
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
+MANY_COLOURS = (
+    *("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6", "#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd"),
+)
+"""Ten that stay apart (Petroff 2021, arXiv:2107.02270), for more lines than Okabe and Ito have colours."""
 STYLES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+
+def colours(lines: int) -> tuple[str, ...]:
+    """Return the colours of a picture with so many lines."""
+    return COLOURS if lines <= len(COLOURS) else MANY_COLOURS
 
 
 def loss_curve(history: Iterable[Mapping[str, Any]], path: Path) -> Path:
@@ -63,6 +72,7 @@ def loss_by_position(
     halves = min(len(variants), 2)
     figure = Figure(figsize=(10, 2.5 + 2.5 * halves), layout="constrained")
     upper, *lower = figure.subplots(halves, 1, sharex=True, squeeze=False)[:, 0]
+    palette = colours(len(variants))
     curves = {}
     for name, losses in variants.items():
         middles = [(start + stop) / 2 for start, stop in _borders(losses)]
@@ -77,9 +87,9 @@ def loss_by_position(
             axes.plot(
                 [*points],
                 values,
-                color=COLOURS[index % len(COLOURS)],
+                color=palette[index % len(palette)],
                 linestyle=STYLES[index % len(STYLES)],
-                marker=MARKERS[(index + index // len(COLOURS)) % len(MARKERS)],
+                marker=MARKERS[(index + index // len(palette)) % len(MARKERS)],
                 markersize=5,
                 label=f"{name} ({gaps} spans not finite)" if gaps else name,
             )
@@ -95,7 +105,8 @@ def loss_by_position(
             axes.set(ylabel=f"difference from\n{reference or 'the median'}")
     upper.set(xlabel=None if lower else upper.get_xlabel(), ylabel="loss (nats per token)")
     upper.set_title(f"Loss by position, scored to {length(end)}")
-    upper.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    # below, so that the lines have the whole width
+    figure.legend(*upper.get_legend_handles_labels(), loc="outside lower center", frameon=False, ncols=3)
     return _write(figure, path)
 
 

@@ -22,7 +22,7 @@ from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError, check_folder, command, raise_if_any
 from tape_ds.markdown_table import markdown_table
 from tape_ds.numbers import number
-from tape_ds.scoring.plots import COLOURS, MARKERS, STYLES
+from tape_ds.scoring.plots import MARKERS, STYLES, colours
 from tape_ds.scoring.span_losses import SpanLosses
 from tools.experiment import statistics
 from tools.experiment.statistics import Sample
@@ -338,6 +338,7 @@ def draw(part: ProtocolPart, arms: dict[str, dict[int, MethodRun]], path: Path) 
     base = by_arm.get(part.reference, next(iter(by_arm.values())))
     places = [start + base[0].span / 2 for start in base[0].starts]
     zero = [plain.fmean(each.nll[at] for each in base) for at in range(len(places))]
+    palette = colours(len(arms))
     for index, (arm, of_seed) in enumerate(arms.items()):
         curves = [(left, places, [[each.nll[at] - nll for each in by_arm[arm]] for at, nll in enumerate(zero)])]
         for axes in right:
@@ -345,9 +346,9 @@ def draw(part: ProtocolPart, arms: dict[str, dict[int, MethodRun]], path: Path) 
             lengths = sorted(set.intersection(*(set(run.keys) for run in runs))) if runs else []
             answers = [[share([run.keys[length]]) for run in runs] for length in lengths]
             curves.append((axes, [float(length) for length in lengths], answers))
-        colour = COLOURS[index % len(COLOURS)]
+        colour = palette[index % len(palette)]
         marker = MARKERS[index % len(MARKERS)]
-        line = {"color": colour, "marker": marker, "ms": 4, "ls": STYLES[index // len(COLOURS) % len(STYLES)]}
+        line = {"color": colour, "marker": marker, "ms": 4, "ls": STYLES[index // len(palette) % len(STYLES)]}
         gaps = [plain.fmean(of_place) for of_place in curves[0][2]]
         if min(map(abs, gaps)) > OUTSIDE:
             left.plot([], [], label=f"{arm} ({min(gaps):+.1f} to {max(gaps):+.1f}, not drawn)", **line)
@@ -363,7 +364,7 @@ def draw(part: ProtocolPart, arms: dict[str, dict[int, MethodRun]], path: Path) 
         axes.axvline(part.native, color="#888888", ls="--", lw=1)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.3)
-    left.set(xlabel="position", ylabel=f"loss less that of {part.reference} (nats)", title="Loss: lower is better")
+    left.set(xlabel="position", ylabel=f"loss minus {part.reference}'s (nats)", title="Loss: lower is better")
     for axes in right:
         axes.set(xlabel="tokens of the prompt", ylabel="right answers, %", title="Right answers")
         axes.set_ylim(bottom=-2)
