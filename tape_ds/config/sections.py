@@ -49,7 +49,7 @@ class Memory(Section):
     than the model's native length, although its RoPE has no scaling for them."""
     allow_cpu: Annotated[bool, FREE] = False
     """Train on a CPU what is refused there: a model of more than a billion parameters, or a run whose launcher was
-    given ``--num_gpus``. ``use_cpu: true`` and ``DS_ACCELERATOR=cpu`` allow it as well."""
+    given ``--gpus``. ``use_cpu: true`` and ``DS_ACCELERATOR=cpu`` allow it as well."""
 
     @rule("activation_checkpointing", "checkpoint_layers", "checkpoint_offload", "activation_checkpointing_kwargs")
     def _checkpointing(self, recipe: RecipeView) -> Iterator[Problem]:

@@ -9,7 +9,7 @@
     tape-ds evaluate report     RUNS ... --output PAGE            one page that compares them
 
 Each has --help. MODEL is a run's folder, a model folder, an adapter, a hub id, a .gguf file, or smollm2. With
---num_gpus N, or started by torchrun or deepspeed, N processes share the work, each with the whole model. An interrupted
+--gpus N, or started by torchrun or deepspeed, N processes share the work, each with the whole model. An interrupted
 evaluation resumes when the same command is started again. In a checkout, python -m evaluation is the same command.
 
 Exit codes: 0 done; 2 a mistake, all of them in one message, nothing was started.
