@@ -11,7 +11,7 @@ Shape letters: B batch, T queries and keys, H query heads, G key/value heads, K 
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -156,7 +156,7 @@ def implementations(shape: Shape, device: torch.device) -> list[Implementation]:
         make = functools.partial(attend, name, lengths)
         ours += [Implementation(encoding, f"attend {name}", make) for encoding in (BASELINE, "tape")]
     by_torch = []
-    kinds: Sequence[str] = SDPA
+    kinds: Collection[str] = SDPA
     if lengths is not None:
         kinds = ()  # torch's own takes no documents
     elif on_cpu:
