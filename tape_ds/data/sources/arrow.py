@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from tape_ds import storage
-from tape_ds.data.sources.base import TokenSource, file_identity
+from tape_ds.data.sources.base import TokenSource
+from tape_ds.data.sources.file_identity import file_identity
 from tape_ds.errors import Problem, UserError
 
 SHARD_TOKENS = 100_000_000  # 400 MB
