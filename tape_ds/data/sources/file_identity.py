@@ -1,4 +1,5 @@
-"""Identities of source files: each file is read once in a process, and once on a machine if its ranks share the work.
+"""Identities of source files: each file is read once in a process, and once on a machine whose ranks share the work
+(:mod:`tape_ds.distributed.shared_reading`).
 
 What was read of a file is remembered with its size, its times and its place on the disk.
 """
@@ -9,14 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tape_ds import storage
-from tape_ds.distributed import process_info
 from tape_ds.errors import UserError
-
-if TYPE_CHECKING:
-    from tape_ds.distributed.rank_sync import RankSync
 
 SETTLED = 2 * 10**9
 """Nanoseconds after which a file may be remembered: one that is changed twice within a tick of a disk's clock, of 2
@@ -47,20 +44,8 @@ def file_identity(path: Path) -> str:
     return found
 
 
-def identify_together(identify: Callable[[], Any], rank_sync: "RankSync") -> None:
-    """Read the files that ``identify`` asks the identity of, each by one rank of a machine; all ranks must call it.
-    What cannot be read is left to the message of ``identify``, when it is called."""
-    here = process_info.current().host
-    hosts = rank_sync.objects(here)
-    neighbours = [rank for rank, host in enumerate(hosts) if host == here]
-    files = sorted(_files_of(identify))
-    share = files[neighbours.index(rank_sync.rank) :: len(neighbours)]
-    of_ranks = rank_sync.objects(_identified(share))
-    for rank in neighbours:
-        _known.update(of_ranks[rank])
-
-
-def _files_of(identify: Callable[[], Any]) -> set[Path]:
+def asked_for(identify: Callable[[], Any]) -> set[Path]:
+    """Return the files that ``identify`` asks the identity of, without reading them."""
     asked: list[Path] = []
     token = _asked.set(asked)
     try:
@@ -71,8 +56,8 @@ def _files_of(identify: Callable[[], Any]) -> set[Path]:
     return set(asked)
 
 
-def _identified(paths: Iterable[Path]) -> Mapping[_Place, str]:
-    """Read files; return what may be remembered of them."""
+def read(paths: Iterable[Path]) -> Mapping[_Place, str]:
+    """Read files; return what may be remembered of them, for :func:`learn` in another process of the machine."""
     found: dict[_Place, str] = {}
     for path in paths:
         try:
@@ -83,6 +68,10 @@ def _identified(paths: Iterable[Path]) -> Mapping[_Place, str]:
         if place in _known:
             found[place] = _known[place]
     return found
+
+
+def learn(found: Mapping[_Place, str]) -> None:
+    _known.update(found)
 
 
 def _place(path: Path, status: os.stat_result) -> _Place:

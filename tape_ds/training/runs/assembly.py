@@ -18,9 +18,10 @@ from tape_ds.config.finetuning import ChatRecipe, FinetuningRecipe, ScrollsRecip
 from tape_ds.config.generated import GeneratedRecipe
 from tape_ds.config.pretraining import PretrainingRecipe
 from tape_ds.config.recipe import Recipe
-from tape_ds.data.sources.file_identity import dated_identities, identify_together
+from tape_ds.data.sources.file_identity import dated_identities
 from tape_ds.distributed import comparison
 from tape_ds.distributed.rank_sync import RankSync
+from tape_ds.distributed.shared_reading import identify_together
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.methods.prepare import prepare
 from tape_ds.models.loading import extendable

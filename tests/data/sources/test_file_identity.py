@@ -1,4 +1,4 @@
-"""Identities of source files: read once, shared by the ranks of a machine, and never out of date."""
+"""Identities of source files: read once, and never out of date."""
 
 import os
 
@@ -7,8 +7,7 @@ import pytest
 from tape_ds import storage
 from tape_ds.data.sources import file_identity as identities
 from tape_ds.data.sources import parse
-from tape_ds.data.sources.file_identity import file_identity, identify_together
-from tape_ds.distributed import process_info
+from tape_ds.data.sources.file_identity import file_identity
 
 
 @pytest.fixture
@@ -47,42 +46,3 @@ def test_a_file_that_has_just_changed_is_not_remembered(folder, read, monkeypatc
     before = file_identity(folder / "a.txt")
     (folder / "a.txt").write_text("text z")
     assert file_identity(folder / "a.txt") != before and read == ["a.txt", "a.txt"]
-
-
-class Ranks:
-    """Rank 1 of three; the last is on another machine."""
-
-    rank = 1
-
-    def __init__(self, found):
-        self.answers = [lambda own: [own, own, "another"], lambda own: [found, own, dict.fromkeys(found, "foreign")]]
-
-    def objects(self, own):
-        return self.answers.pop(0)(own)
-
-
-def test_the_ranks_of_a_machine_share_the_reading(folder, read):
-    """Each read everything: 64 ranks a corpus of 28,000 files."""
-    source = parse(f"text:{folder}/*.txt")
-    expected = source.fingerprint()
-    of_first = {place: found for place, found in identities._known.items() if place[0][-5] in "ace"}
-    identities._known.clear()
-    read.clear()
-    (folder / "d.txt").unlink()
-    with pytest.raises(OSError, match=r"d\.txt"):
-        file_identity(folder / "d.txt")
-    (folder / "d.txt").write_text("text d")
-    ranks = Ranks(of_first)
-    identify_together(source.fingerprint, ranks)
-    assert read == ["b.txt", "d.txt"] and not ranks.answers
-    assert parse(source.spec).fingerprint() == expected
-    assert read == ["b.txt", "d.txt"]
-
-
-def test_a_single_process_reads_all(folder, read, monkeypatch):
-    source = parse(f"text:{folder}/*.txt")
-    alone = type("Alone", (), {"rank": 0, "objects": lambda self, own: [own]})()
-    identify_together(source.fingerprint, alone)
-    assert len(read) == 5 and process_info.current().world == 1
-    source.fingerprint()
-    assert len(read) == 5
