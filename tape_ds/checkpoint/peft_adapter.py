@@ -54,12 +54,13 @@ def put_on_hollow(
     with _as_message(base, name):
         tensors = _read(folder, name)
         config = PeftConfig.from_pretrained(str(folder))
+        missing: list[str] = []
         if config.peft_type == PeftType.LORA:
             adapter, missing, left_over = hollow_adapter.load(hollow_adapter.wrap(model, config), tensors)
         else:
             hollow.materialise(model, _of_base(tensors.names()), read)
             wrapped, left_over = _whole(model, folder, tensors)
-            adapter, missing = HollowAdapter(wrapped, {}), []
+            adapter = HollowAdapter(wrapped, {})
     _require_exact(folder, tensors, missing, left_over)
     return adapter
 
