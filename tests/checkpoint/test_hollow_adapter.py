@@ -86,3 +86,28 @@ def test_tensors_that_peft_makes_others_of_are_loaded(base, adapted, monkeypatch
     weights = AdaptedWeights(weights_of(base), put_on(base, folder), "model", "the adapter")
     for name in weights.names():
         assert torch.equal(weights.rows(name), expected[name]), name
+
+
+def test_parameters_that_are_one_stay_one(base):
+    """A head that is tied to embeddings which were trained whole."""
+    model = LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=True))
+    hollow.empty(model, torch.float32)
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        target_modules=["q_proj"],
+        modules_to_save=["embed_tokens"],
+        ensure_weight_tying=True,
+    )
+    wrapped = hollow_adapter.wrap(model, config)
+    stored = {}
+    for name, parameter in wrapped.named_parameters(remove_duplicate=False):
+        if "lora" in name or "modules_to_save.default" in name:
+            stored[name.replace(".default", "").replace(".modules_to_save", "")] = torch.ones(parameter.shape)
+    adapter, missing, unexpected = hollow_adapter.load(wrapped, LoadedRows(stored))
+    assert missing == [] and unexpected == []
+    inner = adapter.model.get_base_model()
+    head, embeddings = inner.get_output_embeddings(), inner.get_input_embeddings()
+    assert head.modules_to_save["default"].weight is embeddings.modules_to_save["default"].weight
+    assert adapter.sources[head.modules_to_save["default"].weight].name.endswith("lm_head.weight"), (
+        "the last, as if copied"
+    )
