@@ -8,6 +8,7 @@
     python -m benchmarks campaign --part 1                  everything that a GPU should answer, in stages
     python -m benchmarks ruler MODEL                        CPU time of RULER's questions, next to lm-eval's
     python -m benchmarks merge                              memory and CPU time of merging, next to peft's
+    python -m benchmarks start                              files that a run opens before its first step
     python -m benchmarks collect                            wheels for a machine without a network
 
 Every implementation is checked against fp64 before it is timed; a wrong one gets no time. Those of one shape run in
@@ -28,7 +29,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import campaign, choose, merge_cost, ruler_cost, table
+from benchmarks import campaign, choose, merge_cost, ruler_cost, start_cost, table
 from benchmarks.benchmark_case import REFUSED, TIMED, WRONG, Setting, run
 from benchmarks.groups import GROUPS, REPEATS, Group
 from benchmarks.shapes import Shape
@@ -45,6 +46,7 @@ COMMANDS = {
     "collect": campaign.collect,
     "ruler": ruler_cost.main,
     "merge": merge_cost.main,
+    "start": start_cost.main,
 }
 OURS = ("ours", "attend")  # prefixes of this project's implementations
 

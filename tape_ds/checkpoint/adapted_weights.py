@@ -1,30 +1,32 @@
 """The weights of a base with an adapter of peft merged into it, tensor by tensor.
 
-peft wraps a model without its weights (:mod:`tape_ds.models.hollow`), and :mod:`.merged_layers` merges a layer when it
-is read.
+peft wraps a model without its weights (:mod:`tape_ds.models.hollow`), with an adapter without its own
+(:mod:`.hollow_adapter`), and :mod:`.merged_layers` merges a layer when it is read.
 """
 
 from collections.abc import Callable
 
-from peft import PeftConfig, PeftModel
+from peft import PeftConfig
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper, ModulesToSaveWrapper, TrainableTokensWrapper
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from tape_ds.checkpoint.hollow_adapter import HollowAdapter
 from tape_ds.checkpoint.logits_by_block import logits_by_block
 from tape_ds.checkpoint.merged_layers import Adapter, MergedLayer, merged_layer
 from tape_ds.checkpoint.whole_merge import probe
 from tape_ds.models import hollow
 from tape_ds.models.file_tensors import FileTensor
 from tape_ds.models.files.tensor_rows import LoadedRows, TensorRows
-from tape_ds.models.model_weights import ModelWeights, NotByTensorError, ReplacedWeights
+from tape_ds.models.hollow import WeightSource
+from tape_ds.models.model_weights import ModelWeights, NotByTensorError
 
 _STARTS_FROM_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga", "mica", "orthogonal", "eva")
 """Beginnings of LoRA's ways to start that read the base's weights, or change them, when the adapter is put on."""
 
 
-Attach = Callable[[PreTrainedModel, Callable[[str], Tensor]], PeftModel]
+Attach = Callable[[PreTrainedModel, Callable[[str], Tensor]], HollowAdapter]
 """(model without its weights, what returns one of them by its name) -> that model with an adapter."""
 
 
@@ -41,8 +43,7 @@ class AdaptedWeights(ModelWeights):
 
         Args:
             base: used up.
-            attach: wraps the base's model, and gives the adapter its weights; those of the base that the adapter has
-                it copies into the model, after it gave them memory.
+            attach: wraps the base's model.
             field, name: of the adapter, for messages.
             check_logits: whether those of the merged model and of the adapter's are compared, and shown.
 
@@ -51,13 +52,20 @@ class AdaptedWeights(ModelWeights):
             UserError: by ``attach``; logits differ.
         """
         model = base.model
-        origins = {parameter: each for each, parameter in model.named_parameters()}
+        self._base = base
+        origins = {parameter: WeightSource(base, each) for each, parameter in model.named_parameters()}
         parameters = {each for each, _ in model.named_parameters(remove_duplicate=False)}
         buffers = model.state_dict().keys() - parameters
-        wrapped = attach(model, base.rows).eval()
-        replaced = {each: parameter.detach() for parameter, each in origins.items() if not hollow.is_hollow(parameter)}
-        replaced = {each: tensor for each, tensor in replaced.items() if tensor.numel() > 1}
-        self._base = ReplacedWeights(base, LoadedRows(replaced))
+        attached = attach(model, base.rows)
+        wrapped = attached.model.eval()
+        sources = origins | attached.sources
+        for each, parameter in wrapped.named_parameters():
+            is_empty = parameter.is_meta or hollow.is_hollow(parameter)
+            if parameter in sources and (is_empty or parameter.numel() == 1):
+                continue
+            if is_empty:
+                raise NotByTensorError(f"its adapter has no {each}")
+            sources[parameter] = WeightSource(LoadedRows({each: parameter.detach()}), each)
         kinds = sorted({str(getattr(each.peft_type, "value", each.peft_type)) for each in wrapped.peft_config.values()})
         adapter = Adapter(field, name, ", ".join(kinds))
         if type(wrapped.base_model)._unload_and_optionally_merge is not BaseTuner._unload_and_optionally_merge:
@@ -66,32 +74,29 @@ class AdaptedWeights(ModelWeights):
             raise NotByTensorError("its adapter repeats layers, and these have buffers")
 
         ids = probe(wrapped) if check_logits else None
-        expected = None if ids is None else logits_by_block(wrapped, origins, self._base.rows, ids)
+        expected = None if ids is None else logits_by_block(wrapped, sources, ids)
         layers = _adapted(wrapped.get_base_model())
         self.model = wrapped.unload()
         self._layers: dict[str, MergedLayer] = {}
         for path, layer in layers.items():
-            merged = merged_layer(path, layer, origins, adapter)
+            merged = merged_layer(path, layer, sources, adapter)
             self._layers |= {f"{path}.{each}": merged for each in merged.names}
         self._read: MergedLayer | None = None
-        self._origins: dict[str, str] = {}
-        self._own: dict[str, Tensor] = {}
-        """Parameters that the adapter has whole."""
+        self._sources: dict[str, WeightSource] = {}
+        """Of what is not merged."""
         for each in self.model.state_dict().keys() - self._layers.keys():
             held = self.model.get_parameter_or_buffer(each)
             if each in buffers:
-                self._origins[each] = each
-            elif held in origins:
-                self._origins[each] = origins[held]
+                self._sources[each] = WeightSource(base, each)
             else:
-                self._own[each] = held.detach()
+                self._sources[each] = sources[held]
         self._untie()
         if ids is not None and expected is not None:
             self._check_logits(adapter, expected, ids)
 
     def _check_logits(self, adapter: Adapter, expected: Tensor, ids: Tensor) -> None:
-        hollow_ones = [(name, parameter) for name, parameter in self.model.named_parameters() if name not in self._own]
-        found = logits_by_block(self.model, {parameter: name for name, parameter in hollow_ones}, self.rows, ids)
+        sources = {parameter: WeightSource(self, name) for name, parameter in self.model.named_parameters()}
+        found = logits_by_block(self.model, sources, ids)
         adapter.check("logits", expected, found)
         difference = (found - expected).abs().max().item()
         largest = expected.abs().max().item()
@@ -107,20 +112,18 @@ class AdaptedWeights(ModelWeights):
             self.model.config.tie_word_embeddings = False
 
     def unchanged(self, tensor: FileTensor) -> TensorRows | None:
-        if all(self._origins.get(parameter) == parameter for parameter in tensor.parameters):
+        if all(self._sources.get(parameter) == WeightSource(self._base, parameter) for parameter in tensor.parameters):
             return self._base.unchanged(tensor)
         return None
 
     def rows(self, name: str, first: int = 0, last: int | None = None) -> Tensor:
-        if name in self._origins:
-            return self._base.rows(self._origins[name], first, last)
-        if name in self._own:
-            return LoadedRows(self._own).rows(name, first, last)
+        if name in self._sources:
+            return self._sources[name].rows(first, last)
         layer = self._layers[name]
         if self._read is not None and self._read is not layer:
             self._read.forget()
         self._read = layer
-        return layer.rows(self._base, name.removeprefix(f"{layer.path}."), first, last)
+        return layer.rows(name.removeprefix(f"{layer.path}."), first, last)
 
 
 def _adapted(model: nn.Module) -> dict[str, nn.Module]:

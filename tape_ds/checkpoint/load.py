@@ -14,7 +14,7 @@ and a message names them and the damage.
 import json
 import pickle
 import zipfile
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -185,21 +185,38 @@ def restore(trainer: Any, folder: Path) -> None:
             group["initial_lr"], group["lr"] = rate, present
 
 
-def rank_state(folder: Path, rank: int, world: int) -> dict[str, Any] | None:
+def rank_state(folder: Path, rank_sync: RankSync) -> dict[str, Any] | None:
     """Return the sums and counters that a rank continues from, numbers to the last digit; None in older checkpoints.
+    All ranks must call it.
 
     Where another number of ranks saved, this rank's sums are the mean over theirs; the rest is the same on all ranks.
     """
     count = len(list(folder.glob("rank_state_*.json")))
-    files = [folder / f"rank_state_{number}.json" for number in range(count)]
-    if not files:
+    if not count:
         return None
-    states = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    own = [states[rank]] if len(states) == world else states
+    # each rank reads two files at most: all of all of them would be as many as the square of their number
+    if count == rank_sync.world:
+        return _continued(_state_of(folder, 0), [_state_of(folder, rank_sync.rank)])
+    found: dict[str, Any] | None = None
+    if rank_sync.rank == 0:
+        states = [_state_of(folder, number) for number in range(count)]
+        found = _continued(states[0], states)
+    given: dict[str, Any] = rank_sync.first(found)
+    return given
+
+
+def _state_of(folder: Path, rank: int) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads((folder / f"rank_state_{rank}.json").read_text(encoding="utf-8"))
+    return state
+
+
+def _continued(first: Mapping[str, Any], own: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the mean of the sums of ``own``, and what rank ``first`` has for all."""
     parts = [[float.fromhex(part) for part in state.get("parts", ())] for state in own]
     return {
-        **states[0],
+        **first,
         "loss": sum(float.fromhex(state["loss"]) for state in own) / len(own),
-        "total_loss": float.fromhex(states[0]["total_loss"]),
+        "total_loss": float.fromhex(first["total_loss"]),
         "parts": torch.tensor(parts).mean(dim=0),
+        "places": [state["places"] for state in own if state.get("places")],
     }

@@ -1,6 +1,6 @@
 """The logits of a model without its weights: each block has them while it computes, in fp32."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -8,27 +8,25 @@ import torch
 from torch import Tensor, nn
 
 from tape_ds.models import hollow
+from tape_ds.models.hollow import WeightSource
 
 
 @torch.no_grad()
-def logits_by_block(
-    model: Any, names: Mapping[nn.Parameter, str], read: Callable[[str], Tensor], ids_BT: Tensor
-) -> Tensor:
+def logits_by_block(model: Any, sources: Mapping[nn.Parameter, WeightSource], ids_BT: Tensor) -> Tensor:
     """Return logits [B, T, V].
 
     Args:
-        model: see :mod:`tape_ds.models.hollow`; those of its parameters that have memory stay as they are.
-        names: of the others, for ``read``.
-        read: returns a weight.
+        model: see :mod:`tape_ds.models.hollow`.
+        sources: of its parameters, but for those that are in memory.
         ids_BT: tokens.
     """
     blocks = _blocks(model)
     inside = {parameter for block in blocks for parameter in block.parameters()}
     with ExitStack() as stack:
         for block in blocks:
-            stack.enter_context(_filled_when_called(block, names, read))
+            stack.enter_context(_filled_when_called(block, sources))
         outside = [places for places in hollow.owners(model).values() if getattr(*places[0]) not in inside]
-        stack.enter_context(_filled(outside, names, read))
+        stack.enter_context(_filled(outside, sources))
         logits: Tensor = model(input_ids=ids_BT).logits.float()
     return logits
 
@@ -45,13 +43,11 @@ def _blocks(model: nn.Module) -> list[nn.Module]:
 
 
 @contextmanager
-def _filled_when_called(
-    block: nn.Module, names: Mapping[nn.Parameter, str], read: Callable[[str], Tensor]
-) -> Iterator[None]:
+def _filled_when_called(block: nn.Module, sources: Mapping[nn.Parameter, WeightSource]) -> Iterator[None]:
     stack = ExitStack()
 
     def fill(*_: Any) -> None:
-        stack.enter_context(_filled(list(hollow.owners(block).values()), names, read))
+        stack.enter_context(_filled(list(hollow.owners(block).values()), sources))
 
     def empty(*_: Any) -> None:
         stack.close()
@@ -66,17 +62,15 @@ def _filled_when_called(
 
 
 @contextmanager
-def _filled(
-    owners: list[list[tuple[nn.Module, str]]], names: Mapping[nn.Parameter, str], read: Callable[[str], Tensor]
-) -> Iterator[None]:
+def _filled(owners: list[list[tuple[nn.Module, str]]], sources: Mapping[nn.Parameter, WeightSource]) -> Iterator[None]:
     emptied: list[tuple[nn.Module, str, nn.Parameter]] = []
     try:
         for places in owners:
             held = getattr(*places[0])
-            if held not in names:
+            if held not in sources:
                 continue
             emptied += [(module, name, held) for module, name in places]
-            hollow.put(places, read(names[held]).float())
+            hollow.put(places, sources[held].rows().float())
         yield
     finally:
         for module, name, held in emptied:

@@ -3,10 +3,12 @@
 The usual layer, LoRA over a linear map, is merged a few rows at a time, by the operations of peft's
 ``lora.Linear.merge`` in their order. For any other, peft merges the whole layer. The proof is the same for all: on
 random inputs, the merged layer gives what peft's layer gave with its adapter. An adapter that no merge expresses is
-refused, where peft merges a part of it.
+refused, where peft merges a part of it. A layer reads its weights and its adapter's when it is merged, and lets go of
+them when it is asked to.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +22,8 @@ from tape_ds.errors import Problem, UserError
 from tape_ds.models import hollow
 from tape_ds.models.files import exact
 from tape_ds.models.files.library_errors import as_message
-from tape_ds.models.files.tensor_rows import LoadedRows, TensorRows
+from tape_ds.models.files.tensor_rows import LoadedRows
+from tape_ds.models.hollow import WeightSource
 from tape_ds.models.model_weights import NotByTensorError
 
 ROUNDING = 512
@@ -53,31 +56,55 @@ class Adapter:
             raise UserError(Problem(self.field, self.name, wrong, REMEDY))
 
 
+@dataclass(frozen=True)
+class _Read:
+    """A parameter that is read when it is needed."""
+
+    places: list[tuple[nn.Module, str]]
+    source: WeightSource
+    empty: nn.Parameter
+    """What has these places while it is not."""
+
+    def fill(self, weight: Tensor) -> None:
+        hollow.put(self.places, weight)
+
+    def let_go(self) -> None:
+        for module, name in self.places:
+            module.register_parameter(name, self.empty)
+
+    @property
+    def weight(self) -> Tensor:
+        return getattr(*self.places[0]).detach()
+
+
 class MergedLayer:
     """A layer that peft merges."""
 
-    def __init__(self, path: str, layer: nn.Module, origins: Mapping[nn.Parameter, str], adapter: Adapter):
-        """``origins``: parameters without their weights -> names in the base. Raises NotByTensorError."""
+    def __init__(self, path: str, layer: nn.Module, sources: Mapping[nn.Parameter, WeightSource], adapter: Adapter):
+        """``sources``: of all parameters but those of an adapter that is in memory. Raises NotByTensorError."""
         self.path = path
         self._layer: Any = layer
         self._adapter = adapter
         self._base = _base_of(layer)
-        self._places: dict[str, list[tuple[nn.Module, str]]] = {}
-        self._origins: dict[str, str] = {}
+        self._weights: dict[str, _Read] = {}
         for name, places in hollow.owners(self._base).items():
-            origin = origins.get(getattr(*places[0]))
-            if origin is not None:
-                self._places[name] = places
-                self._origins[name] = origin
-                # its own from here on: merging into a head must not change the embeddings that it was tied to
-                hollow.put(places, _without_memory(getattr(*places[0])))
+            held = getattr(*places[0])
+            # its own from here on: merging into a head must not change the embeddings that it was tied to
+            read = _Read(places, sources[held], hollow.parameter(held))
+            read.let_go()
+            self._weights[name] = read
+        self._of_adapter: list[_Read] = []
+        for places in hollow.owners(layer).values():
+            held = getattr(*places[0])
+            if held in sources:
+                self._of_adapter.append(_Read(places, sources[held], held))
         self._merged: dict[str, Tensor] = {}
         self._check_kind()
 
     @property
     def names(self) -> list[str]:
         """Names of its base's parameters, below :attr:`path`."""
-        return list(self._origins)
+        return list(self._weights)
 
     def _check_kind(self) -> None:
         if isinstance(self._layer, lora.ParamWrapper):
@@ -86,9 +113,9 @@ class MergedLayer:
             kind = f"{type(self._layer).__name__} over {type(self._base).__name__}"
             raise NotByTensorError(f"its adapter has a layer of another kind ({self.path}: {kind})")
 
-    def rows(self, base: TensorRows, name: str, first: int, last: int | None) -> Tensor:
+    def rows(self, name: str, first: int = 0, last: int | None = None) -> Tensor:
         if name not in self._merged:
-            self._merged = self._merge(base)
+            self._merged = self._merge()
         return LoadedRows(self._merged).rows(name, first, last)
 
     def forget(self) -> None:
@@ -96,29 +123,31 @@ class MergedLayer:
         self._merged = {}
 
     @torch.no_grad()
-    def _merge(self, base: TensorRows) -> dict[str, Tensor]:
+    def _merge(self) -> dict[str, Tensor]:
         """Return the merged parameters in fp32; the base's where those are not finite, which others refuse."""
-        before = {name: _own_fp32(base.rows(origin)) for name, origin in self._origins.items()}
+        before = {name: _own_fp32(read.source.rows()) for name, read in self._weights.items()}
         if not all(map(exact.is_finite, before.values())):
             return before
-        held = {name: getattr(*places[0]) for name, places in self._places.items()}
-        for name, places in self._places.items():
-            hollow.put(places, before[name])
-        del before
+        self._fill_adapter()
+        for name, read in self._weights.items():
+            read.fill(before.pop(name))
         try:
             expected = self._outputs()
             wrong = f"peft could not merge its adapter ({self._adapter.kinds})"
             with as_message(wrong, self._adapter.field, self._adapter.name, REMEDY):
                 self._let_peft_merge()
             self._adapter.check(f"the output of {self.path}", expected, self._outputs())
-            return {name: getattr(*places[0]).detach() for name, places in self._places.items()}
+            return {name: read.weight for name, read in self._weights.items()}
         finally:
             for wrapper in self._wrappers():
                 wrapper.merged_adapters = []
                 getattr(wrapper, "_caches", {}).clear()
-            for name, places in self._places.items():
-                for module, own in places:
-                    module.register_parameter(own, held[name])
+            for read in [*self._weights.values(), *self._of_adapter]:
+                read.let_go()
+
+    def _fill_adapter(self) -> None:
+        for read in self._of_adapter:
+            read.fill(_own_fp32(read.source.rows()))
 
     def _wrappers(self) -> list[Any]:
         """Return peft's layer, and those that are nested in it, each for one parameter of a module."""
@@ -154,14 +183,11 @@ class MergedLayer:
 class MergedLinear(MergedLayer):
     """LoRA over a linear map, whose weight is merged a few rows at a time."""
 
-    def __init__(self, path: str, layer: nn.Module, origins: Mapping[nn.Parameter, str], adapter: Adapter):
-        super().__init__(path, layer, origins, adapter)
-        (active,) = self._layer.active_adapters
-        self._scale = self._layer.scaling[active]
-        self._down_RI = self._layer.lora_A[active].weight.detach()
-        self._up_OR = self._layer.lora_B[active].weight.detach()
-        self._probe_NI: Tensor | None = None
-        self._added_NO: Tensor | None = None
+    def __init__(self, path: str, layer: nn.Module, sources: Mapping[nn.Parameter, WeightSource], adapter: Adapter):
+        super().__init__(path, layer, sources, adapter)
+        (self._active,) = self._layer.active_adapters
+        self._scale = self._layer.scaling[self._active]
+        self._factors: _Factors | None = None
 
     @staticmethod
     def fits(layer: Any) -> bool:
@@ -173,36 +199,53 @@ class MergedLinear(MergedLayer):
         return plain and not layer.lora_bias[active[0]] and layer.lora_A[active[0]].weight.dtype == torch.float32
 
     @torch.no_grad()
-    def rows(self, base: TensorRows, name: str, first: int, last: int | None) -> Tensor:
-        rows = base.rows(self._origins[name], first, last)
+    def rows(self, name: str, first: int = 0, last: int | None = None) -> Tensor:
+        rows = self._weights[name].source.rows(first, last)
         if name != "weight":
             return rows
         rows_TI = rows.float()
-        merged_TI = (self._up_OR[first:last] @ self._down_RI).mul_(self._scale).add_(rows_TI)
-        probe_NI, added_NO = self._with_adapter()
-        expected_NT = probe_NI @ rows_TI.T + added_NO[:, first:last]
+        if self._factors is None:
+            self._factors = self._read_adapter()
+        factors = self._factors
+        merged_TI = (factors.up_OR[first:last] @ factors.down_RI).mul_(self._scale).add_(rows_TI)
+        expected_NT = factors.probe_NI @ rows_TI.T + factors.added_NO[:, first:last]
         if bool(expected_NT.isfinite().all()):  # others refuse weights that are not
-            self._adapter.check(f"the output of {self.path}", expected_NT, probe_NI @ merged_TI.T)
+            self._adapter.check(f"the output of {self.path}", expected_NT, factors.probe_NI @ merged_TI.T)
         return merged_TI
 
-    def _with_adapter(self) -> tuple[Tensor, Tensor]:
-        """Return inputs, and what the adapter adds to the map's outputs for them."""
-        if self._probe_NI is None or self._added_NO is None:
-            random = torch.Generator().manual_seed(0)
-            (active,) = self._layer.active_adapters
-            self._probe_NI = torch.randn(_INPUTS, self._down_RI.shape[1], generator=random)
-            hidden_NR = self._layer.lora_A[active](self._probe_NI)
-            self._added_NO = self._layer.lora_B[active](hidden_NR) * self._scale
-        return self._probe_NI, self._added_NO
+    def _read_adapter(self) -> "_Factors":
+        self._fill_adapter()
+        down = self._layer.lora_A[self._active]
+        up = self._layer.lora_B[self._active]
+        down_RI = down.weight.detach()
+        up_OR = up.weight.detach()
+        probe_NI = torch.randn(_INPUTS, down_RI.shape[1], generator=torch.Generator().manual_seed(0))
+        added_NO = up(down(probe_NI)) * self._scale
+        for read in self._of_adapter:
+            read.let_go()
+        return _Factors(down_RI, up_OR, probe_NI, added_NO)
 
     def forget(self) -> None:
-        self._probe_NI = None
-        self._added_NO = None
+        self._factors = None
 
 
-def merged_layer(path: str, layer: nn.Module, origins: Mapping[nn.Parameter, str], adapter: Adapter) -> MergedLayer:
+@dataclass(frozen=True)
+class _Factors:
+    """An adapter while its map is merged."""
+
+    down_RI: Tensor
+    up_OR: Tensor
+    probe_NI: Tensor
+    """Inputs."""
+    added_NO: Tensor
+    """What peft's layers add to the map's outputs for them."""
+
+
+def merged_layer(
+    path: str, layer: nn.Module, sources: Mapping[nn.Parameter, WeightSource], adapter: Adapter
+) -> MergedLayer:
     kind = MergedLinear if MergedLinear.fits(layer) else MergedLayer
-    return kind(path, layer, origins, adapter)
+    return kind(path, layer, sources, adapter)
 
 
 def _base_of(layer: Any) -> nn.Module:
@@ -210,10 +253,6 @@ def _base_of(layer: Any) -> nn.Module:
         layer = layer.token_adapter
     base: nn.Module = layer.get_base_layer()
     return base
-
-
-def _without_memory(parameter: nn.Parameter) -> Tensor:
-    return torch.zeros((), dtype=parameter.dtype).expand(parameter.shape)
 
 
 def _own_fp32(tensor: Tensor) -> Tensor:

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from peft import PeftConfig, PeftModel
 from transformers import PreTrainedModel
-from transformers import initialization as init
 
 from tape_ds.checkpoint import peft_adapter, trained, whole_merge
 from tape_ds.checkpoint.adapted_weights import AdaptedWeights, check_kind
+from tape_ds.checkpoint.hollow_adapter import HollowAdapter
 from tape_ds.checkpoint.trained import find_base, load_trained, read_record
 from tape_ds.errors import is_main_process
 from tape_ds.models import model_weights, saving, writing
@@ -134,11 +134,11 @@ def of_adapter(folder: Path, base: WholeModel, base_name: str, name: str, check_
 
     def weights() -> ModelWeights:
         check_kind(PeftConfig.from_pretrained(str(folder)))
-        attach = partial(peft_adapter.put_on, folder=folder, base=base_name, name=name)
+        attach = partial(peft_adapter.put_on_hollow, folder=folder, base=base_name, name=name)
         return AdaptedWeights(base.weights(), attach, "model", name, check_logits)
 
     def load(dtype: torch.dtype) -> PreTrainedModel:
-        model = peft_adapter.put_on(base.load(dtype), None, folder, base_name, name)
+        model = peft_adapter.put_on(base.load(dtype), folder, base_name, name)
         return whole_merge.merged(model, "model", name)
 
     return WholeModel(weights, load, True, "model", name)
@@ -184,9 +184,8 @@ def _weights_of_run(folder: Path, base_anyway: bool, check_logits: bool) -> Mode
         with as_message(wrong, _OF_RUN, str(folder), READ_AGAIN):
             check_kind(PeftConfig.from_pretrained(folder))
 
-        def attach(model: PreTrainedModel, _: Any) -> PeftModel:
-            with init.no_init_weights():  # LoRA's are all in the folder
-                return trained.with_adapters(folder, record, model)
+        def attach(model: PreTrainedModel, _: Any) -> HollowAdapter:
+            return trained.with_hollow_adapters(folder, record, model)
 
         return AdaptedWeights(base, attach, _OF_RUN, str(folder), check_logits)
     if check_logits:

@@ -10,6 +10,7 @@ import copy
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -24,7 +25,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tape_ds import run_folder, storage
+from tape_ds.checkpoint import hollow_adapter
 from tape_ds.checkpoint.format import WRITING, replace
+from tape_ds.checkpoint.hollow_adapter import HollowAdapter
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import Problem, UserError, raise_if_any
@@ -294,10 +297,8 @@ def check_base(folder: Path, record: TrainedRecord) -> None:
 
 def with_adapters(folder: Path, record: TrainedRecord, model: PreTrainedModel) -> PeftModel:
     """Return a base's model with the adapters of a folder of trained weights, and what they were trained with."""
-    raise_if_any(weight_files.check_adapter(folder, "trained weights"))
     # not PeftModel.from_pretrained, which only warns of a tensor that is missing
-    wrong = "peft could not put its adapter onto the base"
-    with library_errors.as_message(wrong, "trained weights", str(folder), library_errors.READ_AGAIN):
+    with _putting_on(folder):
         adapters = PeftConfig.from_pretrained(folder)
         adapters.base_model_name_or_path = None
         wrapped: Any = get_peft_model(model, adapters, autocast_adapter_dtype=False)
@@ -305,25 +306,45 @@ def with_adapters(folder: Path, record: TrainedRecord, model: PreTrainedModel) -
     return wrapped
 
 
+def with_hollow_adapters(folder: Path, record: TrainedRecord, model: PreTrainedModel) -> HollowAdapter:
+    """Return the same of a base's model without its weights."""
+    with _putting_on(folder):
+        wrapped = hollow_adapter.wrap(model, PeftConfig.from_pretrained(folder))
+    parameters = _stored_parameters(wrapped, record.names)
+    return hollow_adapter.read_from(wrapped, parameters, tensors_for(folder, wrapped, record.names))
+
+
+def _putting_on(folder: Path) -> AbstractContextManager[None]:
+    raise_if_any(weight_files.check_adapter(folder, "trained weights"))
+    wrong = "peft could not put its adapter onto the base"
+    return library_errors.as_message(wrong, "trained weights", str(folder), library_errors.READ_AGAIN)
+
+
 def apply_trained(folder: str | Path, model: nn.Module, names: Sequence[str]) -> None:
     """Copy the tensors of a folder of trained weights into ``model``, exactly these names and shapes."""
-    own = dict(model.named_parameters(remove_duplicate=False))
-    parameters: dict[str, Tensor] = {name: own[name] for name in names if name in own}
-    if isinstance(model, PeftModel):  # peft's files leave the adapter's name out of every key
-        first = _first_names(model)
-        parameters = {name: own[name] for name in own if first[name] in parameters}
-        parameters = get_peft_model_state_dict(model, state_dict=parameters, save_embedding_layers=False)
-    tensors = _trained_tensors(folder, parameters, set(names) - own.keys())
+    parameters = _stored_parameters(model, names)
+    tensors = tensors_for(folder, model, names)
     with torch.no_grad():
         for name in tensors.names():
             parameters[name].copy_(tensors.rows(name))
 
 
-def tensors_for(folder: Path, model: nn.Module, names: Sequence[str]) -> StoredRows:
+def tensors_for(folder: str | Path, model: nn.Module, names: Sequence[str]) -> StoredRows:
     """Return the tensors of a folder of trained weights that take the place of parameters of ``model``, exactly these
     names and shapes."""
+    own = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return _trained_tensors(folder, _stored_parameters(model, names), set(names) - own)
+
+
+def _stored_parameters(model: nn.Module, names: Sequence[str]) -> dict[str, nn.Parameter]:
+    """Return those of these parameters that ``model`` has, by their names in a folder of trained weights."""
     own = dict(model.named_parameters(remove_duplicate=False))
-    return _trained_tensors(folder, {name: own[name] for name in names if name in own}, set(names) - own.keys())
+    parameters = {name: own[name] for name in names if name in own}
+    if isinstance(model, PeftModel):  # peft's files leave the adapter's name out of every key
+        first = _first_names(model)
+        parameters = {name: own[name] for name in own if first[name] in parameters}
+        parameters = get_peft_model_state_dict(model, state_dict=parameters, save_embedding_layers=False)
+    return parameters
 
 
 def _trained_tensors(folder: str | Path, parameters: Mapping[str, Tensor], unknown: Iterable[str]) -> StoredRows:

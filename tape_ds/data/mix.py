@@ -15,7 +15,7 @@ worker separately. So each rank reads with different workers, as without weights
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -63,6 +63,26 @@ class MixedSequences(RunSamples):
     def draw(self, index: int) -> dict[str, torch.Tensor]:
         source, number = self.place(index)
         return self.parts[source].sequences[number]
+
+    def places(self, index: int) -> Any:
+        block, at = divmod(index, BLOCK)
+        drawn = _sources(self.seed, self.probabilities, block)[:at]
+        found: list[Any] = []
+        for source, (part, before) in enumerate(zip(self.parts, self._counts(block), strict=True)):
+            if not isinstance(part.sequences, StreamedSequences):
+                found.append(None)
+                continue
+            workers = (block * BLOCK + np.flatnonzero(drawn == source)) % len(before)
+            sequences = before + np.bincount(workers, minlength=len(before))
+            found.append(part.sequences.places_of(sequences.tolist()))
+        return found
+
+    def load_places(self, places: Any) -> None:
+        if not isinstance(places, list) or len(places) != len(self.parts):
+            return  # of other data, which a resumed run may have been allowed
+        for part, own in zip(self.parts, places, strict=True):
+            if own is not None:
+                part.sequences.load_places(own)
 
     def documents_read(self) -> int:
         parts = [part.sequences for part in self.parts]

@@ -5,7 +5,7 @@ consumed is the whole state of the loader, and a run resumes at any sample on an
 batch ``s`` of size ``G`` is samples ``s * G .. (s + 1) * G - 1``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -63,6 +63,26 @@ class RunSamples(torch.utils.data.Dataset):
 
     def draw(self, index: int) -> dict[str, torch.Tensor]:
         raise NotImplementedError
+
+    def places(self, index: int) -> Any:
+        """Return what a resumed run gives :meth:`load_places`, to find sample ``index`` faster, as plain values; None:
+        nothing."""
+        return None
+
+    def load_places(self, places: Any) -> None:
+        """Take what :meth:`places` returned, before the first sample is drawn. It changes no sample."""
+
+
+def places(samples: Any, index: int) -> Any:
+    """Return :meth:`RunSamples.places` of a training set; None for one of another class."""
+    return samples.places(index) if isinstance(samples, RunSamples) else None
+
+
+def load_places(samples: Any, of_ranks: Iterable[Any]) -> None:
+    """Give a training set what :func:`places` returned on some ranks."""
+    if isinstance(samples, RunSamples):
+        for each in of_ranks:
+            samples.load_places(each)
 
 
 class TrainingSequences(RunSamples):

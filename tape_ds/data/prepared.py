@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain, count, islice, pairwise
 from pathlib import Path
@@ -40,6 +40,7 @@ from tape_ds.data.sources.arrow import (
     PREPARE_AGAIN,
     RECORDS,
     SHARD_TOKENS,
+    WIDE,
     DataManifest,
     Settings,
     ShardEntry,
@@ -48,7 +49,7 @@ from tape_ds.data.sources.arrow import (
     read_manifest,
     wrong_size,
 )
-from tape_ds.data.tokenized import document_features, encode, tokenizer_fingerprint
+from tape_ds.data.tokenized import document_features, encode, id_type, tokenizer_fingerprint
 from tape_ds.errors import Problem, UserError, raise_if_any, redacted
 
 if TYPE_CHECKING:
@@ -100,9 +101,14 @@ def prepare(
         data=hashlib.sha256("\0".join(read).encode()).hexdigest(),
         shard_tokens=shard_tokens,
         parts=parts,
+        ids=id_type(tokenizer),
     )
     if folder.is_dir() and is_prepared(folder):
-        _check_same(folder, settings)
+        begun = _begun_with(folder)
+        if begun is not None and begun.format == WIDE:
+            settings = replace(settings, format=begun.format, ids=begun.ids)
+        if begun is not None:
+            _check_same(begun, settings)
     elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(Problem("output", str(folder), "holds something else", "name a new folder"))
     records = folder / RECORDS
@@ -130,6 +136,7 @@ def prepare(
             borders = np.linspace(0, len(inputs), min(parts, len(inputs)) + 1).round().astype(int)
             tasks = [(part, inputs[start:end]) for part, (start, end) in enumerate(pairwise(borders))]
             work = {"tokenizer": tokenizer, "folder": folder, "limit": shard_tokens, "report": report}
+            work |= {"ids": settings.ids}
             written = _in_processes(partial(_write_part, bad_rows=bad_rows, **work), tasks, processes)
             # of all processes, also of earlier calls
             for record in sorted(records.glob(left_out)):
@@ -141,7 +148,7 @@ def prepare(
                 wrong = "no document has any token"
                 raise UserError(Problem("data", settings.addresses, wrong, "name data that hold text"))
             result = DataManifest(settings, shards)
-            DatasetInfo(features=document_features()).write_to_directory(str(folder))
+            DatasetInfo(features=document_features(settings.ids)).write_to_directory(str(folder))
             result.write(folder)
             return result
 
@@ -166,17 +173,20 @@ def verify(folder: str | Path, threads: int = 1) -> list[Problem]:
     return problems
 
 
-def _check_same(folder: Path, settings: Settings) -> None:
+def _begun_with(folder: Path) -> Settings | None:
+    """Return the settings that a preparation was begun with; None if it was killed before they were written."""
     plan = folder / RECORDS / "plan.json"
     try:
         if (folder / MANIFEST).is_file():
-            known = read_manifest(folder).settings
-        elif plan.is_file():
-            known = Settings(**json.loads(plan.read_text(encoding="utf-8")))
-        else:  # killed before that was written
-            return
+            return read_manifest(folder).settings
+        if plan.is_file():
+            return Settings(**json.loads(plan.read_text(encoding="utf-8")))
     except (TypeError, ValueError) as error:
         raise UserError(Problem("output", str(folder), f"cannot be resumed: {error}", "name a new folder")) from error
+    return None
+
+
+def _check_same(known: Settings, settings: Settings) -> None:
     # instead of a fingerprint
     shown = {"tokenizer": "tokenizer_name", "data": "addresses"}
     problems = []
@@ -194,6 +204,7 @@ def _write_part(
     tokenizer: "PreTrainedTokenizerBase",
     folder: Path,
     limit: int,
+    ids: str,
     bad_rows: BadRows,
     report: Callable[[ShardEntry], None] | None,
 ) -> list[ShardEntry]:
@@ -212,7 +223,7 @@ def _write_part(
     documents = chain.from_iterable(shard.documents() for shard in inputs)
     rows = encode(islice(documents, sum(entry.read for entry in entries), None), tokenizer)
     while not entries or entries[-1].tokens >= limit:
-        entry = write_shard(folder / name, rows, limit)
+        entry = write_shard(folder / name, rows, limit, ids)
         # first: a finished part is not read again
         bad_rows.write(folder / RECORDS / f"{number:05d}-{BadRows.FILE}")
         storage.write_json(folder / RECORDS / f"{name}.json", asdict(entry))
@@ -223,7 +234,9 @@ def _write_part(
     return [entry for entry in entries if entry.documents]
 
 
-def write_shard(path: Path, rows: Iterator[tuple[Document, np.ndarray]], limit: int) -> ShardEntry:
+def write_shard(
+    path: Path, rows: Iterator[tuple[Document, np.ndarray]], limit: int, id_type: str = "int32"
+) -> ShardEntry:
     """Write rows ``{name, input_ids}`` of whole documents until they have ``limit`` tokens or none are left.
 
     The Arrow stream file, not kept if no document has a token, depends on the documents and the limit alone, not on the
@@ -236,16 +249,17 @@ def write_shard(path: Path, rows: Iterator[tuple[Document, np.ndarray]], limit: 
     def fill(aside: Path) -> None:
         nonlocal read, documents, tokens
         batch = 0
-        with ArrowWriter(features=document_features(), path=str(aside), writer_batch_size=_BATCH_DOCUMENTS) as writer:
+        features = document_features(id_type)
+        with ArrowWriter(features=features, path=str(aside), writer_batch_size=_BATCH_DOCUMENTS) as writer:
             while tokens < limit and (row := next(rows, None)) is not None:
                 read += 1
                 document, ids = row
                 if len(ids) == 0:
                     continue
-                writer.write({"name": document.name, "input_ids": ids})
-                documents = documents + 1
-                tokens = tokens + len(ids)
-                batch = batch + len(ids)
+                writer.write({"name": document.name, "input_ids": ids.astype(id_type)})
+                documents += 1
+                tokens += len(ids)
+                batch += len(ids)
                 if batch >= _BATCH_TOKENS:
                     writer.write_examples_on_file()
                     batch = 0

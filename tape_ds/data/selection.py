@@ -93,12 +93,44 @@ def select(
         if room == 0:
             break
     counts = {name: sum(getattr(part, name) for part in parts) for name in ("tokens", "read_documents", "read_tokens")}
-    selection = Selection(concatenate_datasets([part.documents for part in parts]), **counts)
+    selection = Selection(concatenate_datasets(_alike([part.documents for part in parts], Path(cache_dir))), **counts)
     if len(selection.documents) == 0:
         wrong = f"none of {selection.read_documents} documents has {min_tokens} tokens or more"
         remedy = "name longer documents, or lower min_document_tokens"
         raise UserError(Problem(FIELD_OF[split], list(specs), wrong, remedy))
     return selection
+
+
+def _alike(parts: "Sequence[Dataset]", cache_dir: Path) -> "list[Dataset]":
+    """Return documents with token ids of one type: where some have 16 bits, the others are stored so, too."""
+    short = document_features("uint16")
+    found = []
+    for documents in parts:
+        is_wide = documents.features["input_ids"] != short["input_ids"]
+        if is_wide and any(other.features["input_ids"] == short["input_ids"] for other in parts):
+            documents = _narrowed(documents, cache_dir)
+        found.append(documents)
+    return found
+
+
+def _narrowed(documents: "Dataset", cache_dir: Path) -> "Dataset":
+    from datasets import Dataset, load_from_disk
+
+    short = document_features("uint16")
+    if not len(documents):
+        return Dataset.from_dict({"name": [], "input_ids": []}, short)
+    key = cache.key("narrow", format=FORMAT, documents=documents._fingerprint)
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for batch in documents.with_format("arrow").iter(batch_size=64):
+            columns = zip(batch.column("name").to_pylist(), batch.column("input_ids").combine_chunks(), strict=True)
+            for name, ids in columns:
+                yield {"name": name, "input_ids": ids.values.to_numpy().astype(np.uint16)}
+
+    def build(folder: Path) -> None:
+        cache.write(key, short, rows(), folder)
+
+    return load_from_disk(str(building.folder(cache_dir, key, build)))
 
 
 def _first(

@@ -10,10 +10,12 @@ independently, and the rest of a shard begins the first sequence of the next. Ov
 an epoch.
 
 If ``W`` is a multiple of processes times micro-batch, no two ranks read with the same worker; otherwise text is
-tokenised several times. On a resume each worker reads and tokenises again everything before its sequence, and every
-document read counts as progress for the watchdog.
+tokenised several times. On a resume each worker reads and tokenises again what is before its sequence in the shard that
+it was in (:mod:`.shard_places`), and every document read counts as progress for the watchdog.
 """
 
+import hashlib
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,8 +28,9 @@ import torch
 from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.order import ORDER_OF_SHARDS, SHUFFLE_IN_SHARD, RunSamples, generator, packed_item
 from tape_ds.data.pack import PackedSequence, cut
+from tape_ds.data.shard_places import Place, ShardPlaces
 from tape_ds.data.sources import Document, Shard, TokenShard, TokenSource, parse_all
-from tape_ds.data.tokenized import FIELD_OF, checked_ids, encode, made_for
+from tape_ds.data.tokenized import FIELD_OF, checked_ids, encode, made_for, tokenizer_fingerprint
 from tape_ds.errors import Problem, UserError
 
 if TYPE_CHECKING:
@@ -56,6 +59,10 @@ class Stream:
         default_factory=lambda: torch.zeros((), dtype=torch.int64).share_memory_(), compare=False
     )
     """Documents read by all processes of a DataLoader; approximate, since several add to it."""
+    places: ShardPlaces = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "places", ShardPlaces(self.workers, self.window))
 
     def visits(self, worker: int) -> Iterator[tuple[int, int]]:
         """Yield (epoch, shard) of every shard that ``worker`` reads, endlessly."""
@@ -68,9 +75,10 @@ class Stream:
 
         Endless unless no shard has a token.
         """
-        passed = 0
+        begun, passed = self.places.last_before(worker, skip)
         empty = set()
-        for epoch, shard in self.visits(worker):
+        for number, (epoch, shard) in islice(enumerate(self.visits(worker)), begun, None):
+            self.places.note(worker, Place(number, passed))
             before = passed
             rng = generator(self.seed, SHUFFLE_IN_SHARD, epoch, shard)
             for ids in self._shuffled_ids(self.shards[shard], rng, skip - passed):
@@ -145,6 +153,19 @@ class StreamError(UserError):
         return self._message
 
 
+def _identity_of(stream: Stream, data: list[str]) -> str:
+    """Hash what decides where a shard begins; a resumed run may have been allowed another value of any of it."""
+    facts = {
+        "data": data,
+        "shards": [shard.name for shard in stream.shards],
+        "tokenizer": tokenizer_fingerprint(stream.tokenizer),
+        "seed": stream.seed,
+        "workers": stream.workers,
+        "buffer": [BUFFER_DOCUMENTS, BUFFER_CHARACTERS],
+    }
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+
 class StreamedSequences(RunSamples):
     """A run's samples, packed sequences of ``window`` tokens; items as of
     :class:`tape_ds.data.order.TrainingSequences`.
@@ -173,17 +194,31 @@ class StreamedSequences(RunSamples):
         self.specs = list(specs)
         bad_rows = BadRows(skip_bad_rows, tell=True)
         shards: list[Shard | TokenShard] = []
-        for source in parse_all(specs, _FIELD, bad_rows):
+        sources = parse_all(specs, _FIELD, bad_rows)
+        for source in sources:
             if isinstance(source, TokenSource):
                 made_for(source, tokenizer)
                 shards += source.token_shards()
             else:
                 shards += source.shards("train")
         self.stream = Stream(shards, tokenizer, window, seed, min(workers, len(shards)))
+        self._identity = _identity_of(self.stream, [source.fingerprint() for source in sources])
         self.samples = samples
         # worker -> the number of its next sequence, and an iterator over the sequences from there on
         self._open: dict[int, tuple[int, Iterator[PackedSequence]]] = {}
         self._process = os.getpid()
+
+    def places(self, index: int) -> Any:
+        workers = self.stream.workers
+        return self.places_of([(index - worker + workers - 1) // workers for worker in range(workers)])
+
+    def places_of(self, sequences: Sequence[int]) -> dict[str, Any]:
+        """Return :meth:`places` for the number of each worker's next sequence."""
+        return {"stream": self._identity, "shards": self.stream.places.state(sequences)}
+
+    def load_places(self, places: Any) -> None:
+        if isinstance(places, dict) and places["stream"] == self._identity:
+            self.stream.places.load(places["shards"])
 
     def documents_read(self) -> int:
         return int(self.stream.read)

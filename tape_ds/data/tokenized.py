@@ -113,10 +113,17 @@ def checked_ids(source: TokenSource, name: str, ids: np.ndarray, vocabulary: int
     raise UserError(source.problem(wrong, source.other_ids))
 
 
-def document_features() -> "Features":
+def document_features(ids: str = "int32") -> "Features":
+    """Return the columns of documents whose token ids are of this type."""
     from datasets import Features, List, Value
 
-    return Features({"name": Value("string"), "input_ids": List(Value("int32"))})
+    return Features({"name": Value("string"), "input_ids": List(Value(ids))})
+
+
+def id_type(tokenizer: "PreTrainedTokenizerBase") -> str:
+    """Return the smallest type in which documents' folders store this tokenizer's ids."""
+    largest = max(tokenizer.get_vocab().values(), default=0)
+    return "uint16" if largest < 2**16 else "int32"
 
 
 def encode(

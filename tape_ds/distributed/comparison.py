@@ -20,7 +20,8 @@ import psutil
 import torch
 
 from tape_ds import exit_codes, results
-from tape_ds.distributed import rendezvous
+from tape_ds.distributed import process_info, rendezvous
+from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import Problem, raise_if_any, redacted
 from tape_ds.kernels import jit
 
@@ -78,6 +79,30 @@ def check(fields: Mapping[str, Any], identity: Mapping[str, Any], timeout: float
     raise_if_any(differences(records))
 
 
+def check_data(identity: Mapping[str, str], rank_sync: RankSync) -> None:
+    """Compare the training data of all ranks, which know it once they share the reading of a machine's files; a job on
+    one machine is not compared.
+
+    Args:
+        identity: its part of the run's, see :mod:`tape_ds.training.identity`.
+
+    Raises:
+        UserError: a machine differs; on all ranks alike.
+    """
+    process = process_info.current()
+    if process.is_single_node:
+        return
+    data = _part_of(identity, "data")
+    record = {
+        "machine": process.machine,
+        "host": process.host,
+        "boot": "",
+        "digest": _digest(json.dumps(data, sort_keys=True).encode()),
+        "facts": {"data": data},
+    }
+    raise_if_any(differences(rank_sync.objects(record)))
+
+
 def own_address(peer: str) -> str | None:
     """Return this machine's address on the route to ``peer``; None if it is a loopback address or unknown."""
     with contextlib.suppress(OSError):
@@ -113,9 +138,6 @@ def facts_of(fields: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[str
     recipe = {name: value for name, value in results.redact(fields).items() if name not in _LOCAL_FIELDS}
     variables = [name for name in os.environ if name.startswith("TAPE_DS_") and name != exit_codes.FILE]
 
-    def part(kind: str) -> dict[str, str]:  # "data.NAME" -> "data NAME"
-        return {name.replace(".", " ", 1): value for name, value in identity.items() if name.split(".")[0] == kind}
-
     return {
         "code": {name: _digest(path.read_bytes()) for name, path in code.items()},
         "versions": results.versions(),
@@ -124,9 +146,14 @@ def facts_of(fields: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[str
         # a rank that computes without Triton slows all others down
         "compiler": {} if on_cpu else {"C compiler": jit.no_compiler() or "there, with Python.h"},
         "recipe": {name: redacted(json.dumps(value, sort_keys=True, default=str)) for name, value in recipe.items()},
-        "data": part("data"),
-        "base": part("base") | part("tokenizer"),
+        "data": _part_of(identity, "data"),
+        "base": _part_of(identity, "base") | _part_of(identity, "tokenizer"),
     }
+
+
+def _part_of(identity: Mapping[str, Any], kind: str) -> dict[str, str]:
+    """Return the part of one kind: data.NAME as "data NAME"."""
+    return {name.replace(".", " ", 1): value for name, value in identity.items() if name.split(".")[0] == kind}
 
 
 def differences(records: Sequence[Mapping[str, Any]]) -> list[Problem]:

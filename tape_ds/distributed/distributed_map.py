@@ -7,6 +7,7 @@ from typing import TypeVar
 import torch
 from tqdm.auto import tqdm
 
+from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import is_main_process
 
 _on_round: list[Callable[[], None]] = []
@@ -37,9 +38,7 @@ def distributed_map(work: Callable[[Job], Result], jobs: Sequence[Job]) -> list[
             results.append(result)
     if teams == 1:
         return results
-    gathered: list[list[Result]] = [[] for _ in range(torch.distributed.get_world_size())]
-    torch.distributed.all_gather_object(gathered, results)
-    by_team = gathered[::_team_size]  # ranks of a team have the same results
+    by_team = RankSync().objects(results)[::_team_size]  # ranks of a team have the same results
     return [by_team[number % teams][number // teams] for number in range(len(jobs))]
 
 

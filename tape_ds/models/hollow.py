@@ -5,12 +5,48 @@ buffers have no values there, and peft moves its own weights to the device of th
 """
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from accelerate import init_empty_weights
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
+
+from tape_ds.models.files.tensor_rows import TensorRows
+
+
+@dataclass(frozen=True)
+class WeightSource:
+    """Where the weights of a parameter are read."""
+
+    tensors: TensorRows
+    name: str
+    """Of one of the tensors."""
+
+    def rows(self, first: int = 0, last: int | None = None) -> Tensor:
+        """Return rows ``first`` to ``last`` (default: all of them), in the dtype in which they are held."""
+        return self.tensors.rows(self.name, first, last)
+
+
+class _HollowParameter(nn.Parameter):
+    """One number for all places. A copy of it has one of its own, where torch would give a copy memory for all."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        if not is_hollow(self):
+            copied: Tensor = super().__deepcopy__(memo)
+            return copied
+        if id(self) not in memo:
+            memo[id(self)] = parameter(self)
+        found: Tensor = memo[id(self)]
+        return found
+
+
+def parameter(like: Tensor, dtype: torch.dtype | None = None) -> nn.Parameter:
+    """Return a new parameter without its weights, in the shape of ``like`` and in ``dtype`` (default: its own)."""
+    number = torch.zeros((), dtype=dtype or like.dtype)
+    return _HollowParameter(number.expand(like.shape), requires_grad=False)
 
 
 def hollow(on_meta: PreTrainedModel) -> PreTrainedModel:
@@ -32,11 +68,9 @@ def empty(model: nn.Module, dtype: torch.dtype) -> None:
     """Give every parameter one number, in ``dtype``, for all its places; those that were one stay one."""
     for places in owners(model).values():
         held = getattr(*places[0])
-        kept = dtype if held.is_floating_point() else held.dtype
-        number = torch.zeros((), dtype=kept)
-        parameter = nn.Parameter(number.expand(held.shape), requires_grad=False)
+        emptied = parameter(held, dtype if held.is_floating_point() else None)
         for module, name in places:
-            module.register_parameter(name, parameter)
+            module.register_parameter(name, emptied)
 
 
 def owners(model: nn.Module) -> dict[str, list[tuple[nn.Module, str]]]:
@@ -65,7 +99,6 @@ def put(places: list[tuple[nn.Module, str]], tensor: Tensor) -> None:
 
 def materialise(model: nn.Module, names: Collection[str], read: Callable[[str], Tensor]) -> None:
     """Give parameters memory, and what ``read`` returns for their names, in their own dtype."""
-    for name, places in owners(model).items():
-        held = getattr(*places[0])
+    for name, held in model.named_parameters(remove_duplicate=False):
         if name in names and is_hollow(held):
             held.data = read(name).to(held.dtype, copy=True)

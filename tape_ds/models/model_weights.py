@@ -91,8 +91,7 @@ class StoredWeights(ModelWeights):
                 del self.model.all_tied_weights_keys[target]
                 path, _, last = target.rpartition(".")
                 held = self.model.get_parameter(target)
-                own = nn.Parameter(torch.zeros((), dtype=held.dtype).expand(held.shape), requires_grad=False)
-                self.model.get_submodule(path).register_parameter(last, own)
+                self.model.get_submodule(path).register_parameter(last, hollow.parameter(held))
 
     def unchanged(self, tensor: FileTensor) -> TensorRows | None:
         is_kept = tensor.parameters <= self._fused.keys() and tensor.name in self._kept

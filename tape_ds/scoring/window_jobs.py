@@ -106,7 +106,7 @@ def read_texts(
         for name, row in zip(names, rows, strict=True):
             seen[name] = seen.get(name, 0) + 1
             unique = name if seen[name] == 1 else f"{name} ({seen[name]})"
-            ids = row.values.to_numpy()
+            ids = row.values.to_numpy().astype(np.int32, copy=False)  # of a folder of 16 bits
             ids = ids[: len(ids) - end]
             ids = tokenized.without_ends(ids, tokenizer) if bare else ids
             texts.append(ScoredText(unique, ids[:max_tokens], source.stream))

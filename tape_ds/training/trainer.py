@@ -32,6 +32,7 @@ from tape_ds.checkpoint.saving import Saver
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.config.sections import Optimization, Safety
 from tape_ds.config.target_weights import TargetWeights
+from tape_ds.data import order
 from tape_ds.distributed import cuts, distributed_map, processes
 from tape_ds.distributed.group import RankGroup
 from tape_ds.distributed.layout import Layout
@@ -130,11 +131,8 @@ class TapeTrainer(Trainer):
         file = output / run_folder.NONFINITE if self.rank_sync.rank == 0 else None
 
         def samples_of(step: int, rank: int) -> list[int]:
-            each = self.args.per_device_train_batch_size
-            readers = self.layout.data
-            batch = each * readers * self.args.gradient_accumulation_steps
-            reader = self.layout.data_rank(rank)
-            return guards.samples_of_step(step, reader, global_batch=batch, micro_batch=each, world=readers)
+            sizes = {"micro_batch": self.args.per_device_train_batch_size, "world": self.layout.data}
+            return guards.samples_of_step(step, self.layout.data_rank(rank), global_batch=self._step_samples, **sizes)
 
         self.nonfinite = NonFinite(self.safety.nonfinite_limit, file, samples_of)
         self.spikes = SpikeDetector(self.safety.spike_sigma, self.safety.spike_window)
@@ -241,7 +239,7 @@ class TapeTrainer(Trainer):
             return
         if not (self._resumed / self.rng_file).is_file():
             set_seed((self.args.seed + 1_000_003 * self.state.global_step + 7919 * self.rank_sync.rank) % 2**32)
-        state = load.rank_state(self._resumed, self.rank_sync.rank, self.rank_sync.world)
+        state = load.rank_state(self._resumed, self.rank_sync)
         if state is None:
             return
         self._tr_loss.fill_(state["loss"])
@@ -254,6 +252,7 @@ class TapeTrainer(Trainer):
         if self._protection is not None and state["protection"] is not None:
             self._protection.load_state(state["protection"])
         self._skipped = self.skipped_steps
+        order.load_places(self.train_dataset, state["places"])
 
     def _rank_state(self) -> dict[str, Any]:
         """Return what :meth:`load_rank_state` loads; numbers to the last digit."""
@@ -266,7 +265,12 @@ class TapeTrainer(Trainer):
             "spikes": self.spikes.state(),
             "protection": None if self._protection is None else self._protection.state(),
             "parts": [part.hex() for part in self._parts.tolist()],
+            "places": order.places(self.train_dataset, self.state.global_step * self._step_samples),
         }
+
+    @property
+    def _step_samples(self) -> int:
+        return self.args.per_device_train_batch_size * self.layout.data * self.args.gradient_accumulation_steps
 
     @property
     def rng_file(self) -> str:

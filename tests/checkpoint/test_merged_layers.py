@@ -11,6 +11,7 @@ from tape_ds.checkpoint.merged_layers import Adapter, MergedLayer, MergedLinear,
 from tape_ds.errors import UserError
 from tape_ds.models import hollow
 from tape_ds.models.files.tensor_rows import LoadedRows
+from tape_ds.models.hollow import WeightSource
 from tape_ds.models.model_weights import NotByTensorError
 
 ADAPTER = Adapter("model", "an adapter", "LORA")
@@ -40,9 +41,9 @@ def merged(layer, base, target, dtype=torch.float32):
     """The layer as it is merged, after its base's weights were taken away."""
     inner = layer.get_base_layer()
     hollow.empty(inner, torch.float32)
-    origins = {parameter: f"{target}.{name}" for name, parameter in inner.named_parameters()}
     stored = LoadedRows({name: tensor.to(dtype) for name, tensor in base.items()})
-    return merged_layer(target, layer, origins, ADAPTER), stored
+    sources = {parameter: WeightSource(stored, f"{target}.{name}") for name, parameter in inner.named_parameters()}
+    return merged_layer(target, layer, sources, ADAPTER)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -50,12 +51,12 @@ def merged(layer, base, target, dtype=torch.float32):
 def test_lora_over_a_linear_map_is_merged_by_rows_as_peft_does(options, dtype):
     """To the last bit, whatever rows are asked for: peft multiplies and adds in the same order."""
     layer, base = wrapped("map", **options)
-    ours, stored = merged(layer, base, "map", dtype)
+    ours = merged(layer, base, "map", dtype)
     assert type(ours) is MergedLinear and ours.names == ["weight", "bias"]
     expected = base["map.weight"].to(dtype).float() + layer.get_delta_weight("default")
-    assert torch.equal(ours.rows(stored, "weight", 0, None), expected)
-    assert torch.equal(ours.rows(stored, "weight", 16, 24), expected[16:24])
-    assert torch.equal(ours.rows(stored, "bias", 0, None), base["map.bias"].to(dtype))
+    assert torch.equal(ours.rows("weight"), expected)
+    assert torch.equal(ours.rows("weight", 16, 24), expected[16:24])
+    assert torch.equal(ours.rows("bias"), base["map.bias"].to(dtype))
 
 
 @pytest.mark.parametrize(
@@ -73,25 +74,25 @@ def test_any_other_layer_is_merged_by_peft(target, options):
     inputs = ids if target == "table" else torch.randn(5, 24)
     with torch.no_grad():
         expected = layer(inputs)
-    ours, stored = merged(layer, base, target)
+    ours = merged(layer, base, target)
     assert type(ours) is MergedLayer
-    own = {name: ours.rows(stored, name, 0, None) for name in ours.names}
+    own = {name: ours.rows(name) for name in ours.names}
     plain = nn.functional.embedding(ids, own["weight"]) if target == "table" else inputs @ own["weight"].T + own["bias"]
     torch.testing.assert_close(plain, expected, atol=1e-5, rtol=0)
     assert all(map(hollow.is_hollow, layer.get_base_layer().parameters())), "weights are let go of"
     ours.forget()
-    assert torch.equal(ours.rows(stored, "weight", 0, None), own["weight"]), "and it is merged again"
+    assert torch.equal(ours.rows("weight"), own["weight"]), "and it is merged again"
 
 
 def test_a_merge_that_is_not_the_adapter_is_refused(monkeypatch):
     """A layer of either way, changed by a little in one number."""
     layer, base = wrapped("map")
-    ours, stored = merged(layer, base, "map")
-    ours._up_OR = ours._up_OR.clone()
-    ours._up_OR[3, 1] += 0.01
+    ours = merged(layer, base, "map")
+    ours.rows("weight")
+    ours._factors.up_OR[3, 1] += 0.01
     with pytest.raises(UserError, match=r"merging changed the output of map by .* more than rounding .*kind: LORA"):
-        ours.rows(stored, "weight", 0, None)
-    ours.rows(stored, "weight", 4, None)  # other rows are as they should be
+        ours.rows("weight")
+    ours.rows("weight", 4, None)  # other rows are as they should be
 
     merge = DoraLinearVariant.merge_safe
 
@@ -102,9 +103,9 @@ def test_a_merge_that_is_not_the_adapter_is_refused(monkeypatch):
 
     monkeypatch.setattr(DoraLinearVariant, "merge_safe", staticmethod(wrong))
     layer, base = wrapped("map", use_dora=True)
-    ours, stored = merged(layer, base, "map")
+    ours = merged(layer, base, "map")
     with pytest.raises(UserError, match="merging changed the output of map"):
-        ours.rows(stored, "weight", 0, None)
+        ours.rows("weight")
 
 
 def test_weights_that_are_not_finite_come_out_as_they_are():
@@ -112,8 +113,8 @@ def test_weights_that_are_not_finite_come_out_as_they_are():
     for options in ({}, {"use_dora": True}):
         layer, base = wrapped("map", **options)
         base["map.weight"][2, 2] = float("nan")
-        ours, stored = merged(layer, base, "map")
-        rows = ours.rows(stored, "weight", 0, None)
+        ours = merged(layer, base, "map")
+        rows = ours.rows("weight")
         assert rows.isnan().sum() == 1 and rows[2, 2].isnan()
 
 

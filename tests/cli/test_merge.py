@@ -187,6 +187,21 @@ def test_a_base_of_torch_s_own_files_is_merged(base, tmp_path):
     assert files[0] == files[1]
 
 
+def test_a_gguf_base_is_merged(base, tmp_path, monkeypatch):
+    """It is unpacked into the cache, once, and is then a folder like any other."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = tmp_path / "base.gguf"
+    assert export.main([str(base), "--gguf", str(file), "--gguf_type", "F32", "--gguf_tokenizer", "none"]) == 0
+    folder = adapter(base, tmp_path / "adapter", target_modules=["q_proj", "down_proj"])
+    assert merge.main([str(folder), str(tmp_path / "of-folder")]) == 0
+    settings = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(settings | {"base_model_name_or_path": str(file)}))
+    assert merge.main([str(folder), str(tmp_path / "of-gguf")]) == 0
+    expected, found = (load_file(tmp_path / name / "model.safetensors") for name in ("of-folder", "of-gguf"))
+    assert expected.keys() == found.keys()
+    assert [name for name in found if not torch.equal(found[name], expected[name])] == []
+
+
 def test_logits_are_compared_on_request(base, tmp_path, monkeypatch, capsys):
     """A norm that no layer's comparison reads, because it has no adapter."""
     folder = adapter(base, tmp_path / "adapter")

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 
+import datasets
 import pytest
 from filelock import FileLock
 
@@ -13,6 +14,7 @@ from tape_ds.cli import prepare_data
 from tape_ds.data import prepared
 from tape_ds.data.prepared import _in_processes, prepare
 from tape_ds.data.sources import arrow, parse
+from tape_ds.data.tokenized import document_features
 from tape_ds.data.tokenizer import load_tokenizer
 from tape_ds.errors import DiskError, UserError
 from tests.data.conftest import CountingTokenizer, build_tokenizer, tokenize
@@ -62,7 +64,50 @@ def test_rows_are_those_of_tokenize(spec, silent, tmp_path, monkeypatch):
     assert CountingTokenizer.texts == 0
     expected = tokenize([spec], silent, "train", tmp_path / "cache")
     assert rows.to_dict() == expected.to_dict()
-    assert rows.features == expected.features
+    assert expected.features == document_features() and rows.features == document_features("uint16")
+
+
+def as_before(folder):
+    """Make a prepared folder one of the format before, which told no type."""
+    for file in (folder / "manifest.json", folder / "records" / "plan.json"):
+        if not file.is_file():
+            continue
+        content = json.loads(file.read_text())
+        settings = content.get("settings", content)
+        assert settings.pop("ids") == "int32"
+        settings["format"] = arrow.WIDE
+        if "check" in content:
+            del content["check"]
+            content["check"] = arrow._hash(content)
+        file.write_text(json.dumps(content))
+
+
+def test_ids_are_stored_in_16_bits_where_these_are_enough(spec, silent, tmp_path, monkeypatch):
+    """Folders with 32 bits, as all were, are read, finished, and mixed with others: with the same tokens."""
+    prepare([spec], silent, tmp_path / "short", **SETTINGS)
+    monkeypatch.setattr(prepared, "id_type", lambda tokenizer: "int32")
+    prepare([spec], silent, tmp_path / "wide", **SETTINGS)
+    as_before(tmp_path / "wide")
+    monkeypatch.undo()
+
+    stored = {name: datasets.load_from_disk(str(tmp_path / name)) for name in ("short", "wide")}
+    assert stored["short"].features["input_ids"].feature.dtype == "uint16"
+    assert stored["short"].data.nbytes < 0.8 * stored["wide"].data.nbytes
+    assert stored["short"].to_list() == stored["wide"].to_list()
+    before = contents(tmp_path / "wide")
+    prepare([spec], silent, tmp_path / "wide", **SETTINGS)
+    assert contents(tmp_path / "wide") == before, "it is done"
+
+    specs = [f"arrow:{tmp_path}/wide", f"arrow:{tmp_path}/short", spec]
+    for mixed in (specs, specs[:1], specs[::2]):
+        rows = tokenize(mixed, silent, "train", tmp_path / "cache").to_list()
+        assert rows == stored["wide"].to_list() * len(mixed)
+
+    (tmp_path / "wide" / "manifest.json").unlink()
+    (tmp_path / "wide" / shards(tmp_path / "wide")[0]).unlink()
+    prepare([spec], silent, tmp_path / "wide", **SETTINGS)
+    assert arrow.read_manifest(tmp_path / "wide").settings.format == arrow.WIDE
+    assert datasets.load_from_disk(str(tmp_path / "wide")).to_list() == stored["short"].to_list()
 
 
 def test_split_decides_what_is_read(silent, tmp_path):

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Subset
 
 from tape_ds.data.order import generator
 from tape_ds.data.pack import cut
+from tape_ds.data.shard_places import Place, ShardPlaces
 from tape_ds.data.sources import Document, Shard
 from tape_ds.data.stream import Stream, StreamedSequences, StreamError, shuffled
 from tape_ds.errors import UserError
@@ -113,6 +114,42 @@ def test_documents_that_a_resume_reads_again_are_counted_for_the_watchdog(open_s
     sequences = open_sequences(samples=1000)
     next(iter(DataLoader(Subset(sequences, [999]), num_workers=processes)))
     assert sequences.documents_read() > sum(SIZES)
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_a_resume_reads_on_from_the_shard_that_it_was_in(open_sequences, processes):
+    """It read and tokenised again everything from the first step, hours at day five of a large corpus. What it notes
+    for that is known to the process that saves, and changes no sample."""
+    expected = list(open_sequences(samples=1000))
+    first = open_sequences(samples=1000)
+    list(DataLoader(Subset(first, range(600)), num_workers=processes, batch_size=None))
+    places = json.loads(json.dumps(first.places(600)))
+    assert len(places["shards"]) == 3
+
+    resumed = open_sequences(samples=1000)
+    resumed.load_places(places)
+    for index in range(600, 603):  # one of each worker
+        assert same(resumed[index], expected[index])
+    assert resumed.documents_read() <= 3 * 2 * max(SIZES), "a shard and its neighbour at most"
+    assert all(same(resumed[index], expected[index]) for index in (603, 999, 5, 300)), "any other, too"
+
+    plain = open_sequences(samples=1000)
+    assert plain.places(600)["shards"] == []
+    other = open_sequences(samples=1000, seed=4)
+    other.load_places(places)
+    assert other.places(600)["shards"] == [], "a run of other numbers begins its shards elsewhere"
+
+
+def test_places_are_of_the_past():
+    """Loader processes read ahead of the training: a shard that begins later than the sample is not a place for it."""
+    places = ShardPlaces(workers=2, window=10)
+    for number, passed in enumerate([0, 4, 25, 31, 38, 700]):
+        places.note(1, Place(number, passed))
+    assert [places.last_before(1, tokens) for tokens in (0, 24, 25, 39)] == [(0, 0), (1, 4), (2, 25), (4, 38)]
+    assert places.last_before(0, 99) == (0, 0)
+    assert places.state([5, 3]) == [[1, 2, 25]] and places.state([0, 0]) == []
+    places.note(1, Place(9, 2**40))  # more than a place can tell
+    assert places.last_before(1, 2**50) == (5, 700)
 
 
 def test_unreadable_line_is_named_through_a_loader_process(open_sequences, folder):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tape_ds.data import stream
 from tape_ds.data.mix import mix
 from tape_ds.data.sources import token_table
 from tape_ds.data.stream import StreamedSequences, StreamError
@@ -62,6 +63,25 @@ def test_resumed_in_the_middle_it_reads_the_same(make, specs):
     again = make(specs)
     for index in (37, 12, 59):
         assert same(again[index], expected[index])
+
+
+@pytest.mark.parametrize("make", [streamed, mixed])
+def test_it_is_resumed_from_the_shard_that_it_was_in(make, specs, monkeypatch):
+    first = make(specs, samples=400)
+    expected = list(first)
+    resumed = make(specs, samples=400)
+    resumed.load_places(first.places(300))
+    begun = []
+    shuffle = stream.shuffled
+    monkeypatch.setattr(stream, "shuffled", lambda rows, *others: begun.append(rows) or shuffle(rows, *others))
+    for index in range(300, 308):
+        assert same(resumed[index], expected[index])
+    with_places = len(begun)
+    anew = make(specs, samples=400)
+    for index in range(300, 308):
+        assert same(anew[index], expected[index])
+    assert with_places <= 16, "a shard and its neighbour for each worker"
+    assert len(begun) > 4 * with_places
 
 
 def test_shares_are_the_weights(specs):

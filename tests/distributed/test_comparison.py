@@ -120,6 +120,29 @@ def test_machines_that_differ_are_named_on_all(job):
     ]
 
 
+@pytest.mark.parametrize("there", ["f", "g"])
+def test_data_are_compared_when_all_ranks_know_them(monkeypatch, there):
+    """Their files are read by all ranks of a machine together, who are together after the other subjects."""
+    own = ProcessInfo(rank=1, world=2, local_rank=0, on_node=1, node=1, nodes=2, host="n1")
+    monkeypatch.setattr(comparison.process_info, "current", lambda: own)
+
+    class Ranks:
+        def objects(self, record):
+            facts = {"data": {"data text:x": there}}
+            digest = record["digest"] if there == "f" else "another"
+            other = {"machine": "node_rank 0 (n0)", "host": "n0", "digest": digest, "facts": facts}
+            return [record | other, record]
+
+    if there == "f":
+        comparison.check_data({"data.text:x": "f"}, Ranks())
+        return
+    with pytest.raises(UserError) as caught:
+        comparison.check_data({"data.text:x": "f"}, Ranks())
+    (problem,) = caught.value.problems
+    assert (problem.field, problem.value) == ("data text:x on node_rank 1 (n1)", "f")
+    assert problem.wrong == "it is g on node_rank 0 (n0)"
+
+
 @pytest.fixture
 def outside(monkeypatch):
     """An address of this machine that others could reach, and its interface."""

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from tape_ds.distributed import distributed_map
+from tape_ds.distributed import distributed_map, rank_sync
 
 
 @pytest.fixture
@@ -17,7 +17,8 @@ def as_ranks(monkeypatch):
     def run(function, world):
         own, sent, meeting = threading.local(), [None] * world, threading.Barrier(world, timeout=20)
 
-        def gather(gathered, mine):
+        def gather(gathered, mine, group):
+            assert group == "gloo", "not the devices' backend, to which pickles would be copied"
             sent[own.rank] = mine
             meeting.wait()
             gathered[:] = sent
@@ -30,6 +31,7 @@ def as_ranks(monkeypatch):
         monkeypatch.setattr(torch.distributed, "get_rank", lambda: own.rank)
         monkeypatch.setattr(torch.distributed, "get_world_size", lambda: world)
         monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+        monkeypatch.setattr(rank_sync, "join", lambda: "gloo")
         with ThreadPoolExecutor(world) as pool:
             return list(pool.map(as_rank, range(world)))
 

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -237,19 +238,27 @@ def test_loss_by_position_before_and_after(tmp_path):
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_ranks_go_on_alike_whatever_their_number_was(tmp_path, world):
+def test_ranks_go_on_alike_whatever_their_number_was(tmp_path, world, monkeypatch):
     """A rank that counted otherwise than the others would leave them alone in a collective. Two ranks had saved: as two
-    again each has its own sum, else all have the mean."""
+    again each has its own sum, else all have the mean. Every rank opened every rank's file: of 64, 4,096 times."""
     trainer = build(tmp_path / "new")
+    opened = []
+    read = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda path, **options: opened.append(path.name) or read(path, **options))
+    sent = []
+    monkeypatch.setattr(trainer.rank_sync, "first", lambda own: sent.append(own) or sent[0])
     for rank, loss in enumerate((1.0, 4.0)):
         left = {**trainer.nonfinite.state(), "in_a_row": 2, "total": 3 + rank}
         content = {"loss": loss.hex(), "total_loss": (8.0).hex(), "last_logged": 2, "nonfinite": left}
         content |= {"spikes": trainer.spikes.state(), "protection": None}
         (tmp_path / f"rank_state_{rank}.json").write_text(json.dumps(content))
     trainer._resumed, trainer._tr_loss = tmp_path, torch.zeros(())
+    expected = {1: [[0, 1]], 2: [[0, 0], [0, 1]], 3: [[0, 1], [], []]}[world]
     for rank in range(world):
         vars(trainer.rank_sync).update(rank=rank, world=world)
+        opened.clear()
         trainer.load_rank_state()
+        assert opened == [f"rank_state_{number}.json" for number in expected[rank]]
         assert trainer._tr_loss.item() == ((1.0, 4.0)[rank] if world == 2 else 2.5)
         assert trainer.nonfinite.state() == {"total": 3, "in_a_row": 2}
 

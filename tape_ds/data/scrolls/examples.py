@@ -20,7 +20,8 @@ from huggingface_hub import hf_hub_download
 from tape_ds import paths, storage
 from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.sources import StandardLibrary, opening
-from tape_ds.data.sources.base import UNREADABLE, file_identity
+from tape_ds.data.sources.base import UNREADABLE
+from tape_ds.data.sources.file_identity import file_identity
 from tape_ds.data.sources.files import JsonLines
 from tape_ds.errors import Problem, UserError, did_you_mean
 

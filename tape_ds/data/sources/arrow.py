@@ -18,12 +18,15 @@ from typing import Any
 import numpy as np
 
 from tape_ds import storage
-from tape_ds.data.sources.base import TokenSource, file_identity
+from tape_ds.data.sources.base import TokenSource
+from tape_ds.data.sources.file_identity import file_identity
 from tape_ds.errors import Problem, UserError
 
-SHARD_TOKENS = 100_000_000  # 400 MB
+SHARD_TOKENS = 100_000_000  # 200 MB; 400 MB of a vocabulary above 65,536
 PARTS = 64  # tasks of a preparation
-FORMAT = 2  # raise it when other output is written for the same input
+FORMAT = 3  # raise it when other output is written for the same input
+WIDE = 2
+"""The format before, in which every id has 32 bits; such folders are read, and finished."""
 MANIFEST = "manifest.json"
 # folder of the state that an interrupted preparation resumes from
 RECORDS = "records"
@@ -56,6 +59,7 @@ class Settings:
     data: str
     shard_tokens: int
     parts: int
+    ids: str = "int32"  # type of a token id
     format: int = FORMAT
 
 
@@ -107,7 +111,7 @@ def read_manifest(folder: Path) -> DataManifest:
         content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if content.pop("check") != _hash(content):
             raise ValueError("its check sum is wrong")
-        if content["settings"]["format"] != FORMAT:
+        if content["settings"]["format"] not in (WIDE, FORMAT):
             raise ValueError(f"its format is {content['settings']['format']}, this program reads {FORMAT}")
         return DataManifest(Settings(**content["settings"]), tuple(ShardEntry(**shard) for shard in content["shards"]))
     except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:

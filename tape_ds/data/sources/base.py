@@ -5,12 +5,9 @@ import zipfile
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import chain, groupby
 from operator import itemgetter
-from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -31,8 +28,6 @@ Item = TypeVar("Item")
 # RuntimeError, an unreachable hub HTTPError, pyarrow's ArrowInvalid a ValueError. UserError is a ValueError too: catch
 # it first.
 UNREADABLE = (OSError, EOFError, ValueError, RuntimeError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, HTTPError)
-
-_dated: ContextVar[bool] = ContextVar("_dated", default=False)
 
 
 @dataclass(frozen=True)
@@ -274,21 +269,3 @@ class TokenShard:
     source: TokenSource
     rows: Callable[[], Iterator[tuple[str, np.ndarray]]]
     """Read its documents, as :meth:`TokenSource.token_rows`."""
-
-
-def file_identity(path: Path) -> str:
-    """Return the identity of a file's contents (:func:`tape_ds.storage.content_identity`), independent of its time."""
-    status = path.stat()
-    if _dated.get() and status.st_size > storage.HASHED_WHOLE:
-        return f"{status.st_size}@{status.st_mtime_ns}"
-    return storage.content_identity(path)
-
-
-@contextmanager
-def dated_identities() -> Iterator[None]:
-    """Identify large files by size and modification time, as older checkpoints did."""
-    token = _dated.set(True)
-    try:
-        yield
-    finally:
-        _dated.reset(token)

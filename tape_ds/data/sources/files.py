@@ -22,7 +22,8 @@ from fsspec import get_filesystem_class
 
 from tape_ds import paths, storage
 from tape_ds.data.sources import opening
-from tape_ds.data.sources.base import BY, UNREADABLE, Document, RowSource, Shard, file_identity, hint, value_of
+from tape_ds.data.sources.base import BY, UNREADABLE, Document, RowSource, Shard, hint, value_of
+from tape_ds.data.sources.file_identity import file_identity
 from tape_ds.data.sources.opening import File
 from tape_ds.errors import Problem, UserError
 

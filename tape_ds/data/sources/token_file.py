@@ -18,7 +18,8 @@ import numpy as np
 
 from tape_ds import storage
 from tape_ds.data.sources import token_headers
-from tape_ds.data.sources.base import TokenSource, file_identity
+from tape_ds.data.sources.base import TokenSource
+from tape_ds.data.sources.file_identity import file_identity
 from tape_ds.errors import Problem, UserError, redacted
 
 FORMAT = 1

@@ -20,7 +20,8 @@ from typing import ClassVar
 import numpy as np
 
 from tape_ds.data.sources import token_file, token_headers
-from tape_ds.data.sources.base import TokenShard, TokenSource, file_identity
+from tape_ds.data.sources.base import TokenShard, TokenSource
+from tape_ds.data.sources.file_identity import file_identity
 from tape_ds.data.sources.token_formats import (
     WIDTHS,
     Bare,

@@ -174,6 +174,11 @@ def is_adapter(folder: str | Path) -> bool:
     return (Path(folder) / ADAPTER_CONFIG).is_file()
 
 
+def adapter_files(folder: Path) -> list[Path]:
+    """Return the file of weights in an adapter's folder: safetensors, if it has both, as peft reads it."""
+    return [folder / name for name in (ADAPTER, PICKLED_ADAPTER) if (folder / name).is_file()][:1]
+
+
 def check_adapter(folder: str | Path, field: str = "model") -> list[Problem]:
     """Check peft's two files in a folder: weights as :func:`check_file` does, and a configuration that must not name a
     module to import, as one with Megatron's layers does."""

@@ -18,9 +18,10 @@ from tape_ds.config.finetuning import ChatRecipe, FinetuningRecipe, ScrollsRecip
 from tape_ds.config.generated import GeneratedRecipe
 from tape_ds.config.pretraining import PretrainingRecipe
 from tape_ds.config.recipe import Recipe
-from tape_ds.data.sources.base import dated_identities
+from tape_ds.data.sources.file_identity import dated_identities
 from tape_ds.distributed import comparison
 from tape_ds.distributed.rank_sync import RankSync
+from tape_ds.distributed.shared_reading import identify_together
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.methods.prepare import prepare
 from tape_ds.models.loading import extendable
@@ -91,13 +92,14 @@ def _start(run: Run) -> Run:
     """Join the job, lock the run's folder, and choose the checkpoint to resume."""
     recipe = run.recipe
     folder = None if run.base is None else run.base.folder
-    decides = {**identity.collect(recipe, run.tokenizer, run.fingerprints(), folder), **run.identity}
+    decides = {**identity.collect(recipe, run.tokenizer, {}, folder), **run.identity}
     # before a process group is made
     comparison.check(recipe.as_dict(), decides, recipe.trainer_value("ddp_timeout"))
     arguments = recipe.training_arguments()
     join_process_group(arguments)
     rank_sync = RankSync()
     output = Path(arguments.output_dir)
+    decides = {**_identity_of_data(run, rank_sync), **decides}
     lock(output, rank_sync)
     raise_if_any(from_all_ranks(run_lock.not_shared(output, rank_sync), rank_sync))
 
@@ -113,6 +115,20 @@ def _start(run: Run) -> Run:
 
     set_seed(arguments.seed)
     return run
+
+
+def _identity_of_data(run: Run, rank_sync: RankSync) -> dict[str, str]:
+    """Return the identity of the training data, which all ranks read together and compare."""
+    found: dict[str, str] = {}
+    problems: list[Problem] = []
+    identify_together(run.fingerprints, rank_sync)
+    try:
+        found = identity.of_data(run.fingerprints())
+    except UserError as error:
+        problems = error.problems
+    raise_if_any(from_all_ranks(problems, rank_sync))
+    comparison.check_data(found, rank_sync)
+    return found
 
 
 def _require_own_folder(run: Run) -> None:

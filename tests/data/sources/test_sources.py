@@ -14,7 +14,7 @@ import pytest
 
 from tape_ds import storage
 from tape_ds.data.bad_rows import BadRows
-from tape_ds.data.sources import HELD_OUT, base, check_lists, parse, parse_all
+from tape_ds.data.sources import HELD_OUT, check_lists, file_identity, parse, parse_all
 from tape_ds.errors import UserError
 
 
@@ -102,8 +102,8 @@ def test_a_large_file_is_known_again_wherever_it_is_copied(folder, tmp_path, mon
     os.utime(copy, ns=(1, 1))
     spec, before = f"text:{copy}", parse(f"text:{folder}/a.txt").fingerprint()
     assert parse(spec).fingerprint() == before
-    with base.dated_identities():
-        assert base.file_identity(copy) == "5@1", "as older checkpoints have it"
+    with file_identity.dated_identities():
+        assert file_identity.file_identity(copy) == "5@1", "as older checkpoints have it"
     copy.write_text("Other")
     assert parse(spec).fingerprint() != before
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tape_ds import TapeForCausalLM, storage
 from tape_ds.checkpoint import trained
-from tape_ds.data.sources.base import dated_identities
+from tape_ds.data.sources.file_identity import dated_identities
 from tape_ds.errors import UserError
 from tape_ds.models.llama import evaluated_at
 from tape_ds.scoring.losses import score_blocks
