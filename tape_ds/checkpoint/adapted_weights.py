@@ -58,7 +58,7 @@ class AdaptedWeights(ModelWeights):
         buffers = model.state_dict().keys() - parameters
         attached = attach(model, base.rows)
         wrapped = attached.model.eval()
-        sources = origins | attached.sources
+        sources = {**origins, **attached.sources}
         for each, parameter in wrapped.named_parameters():
             is_empty = parameter.is_meta or hollow.is_hollow(parameter)
             if parameter in sources and (is_empty or parameter.numel() == 1):
