@@ -30,8 +30,16 @@ def wrap(model: PreTrainedModel, config: PeftConfig) -> PeftModel:
     """Return the base's model with an adapter whose parameters are still to be given, on the meta device."""
     config.base_model_name_or_path = None  # peft warns where it is not the model's
     config.inference_mode = True
+    # where peft makes parameters on the meta device, layers that are repeated lose those of the base
+    repeats = bool(getattr(config, "layer_replication", None))
+    of_the_base = set(model.parameters())
     with init.no_init_weights():
-        wrapped: PeftModel = get_peft_model(model, config, autocast_adapter_dtype=False, low_cpu_mem_usage=True)
+        wrapped: PeftModel = get_peft_model(model, config, autocast_adapter_dtype=False, low_cpu_mem_usage=not repeats)
+    if repeats:
+        for places in hollow.owners(wrapped).values():
+            held = getattr(*places[0])
+            if held not in of_the_base:
+                _place(places, nn.Parameter(torch.empty_like(held, device="meta"), requires_grad=False))
     if getattr(config, "ensure_weight_tying", False):
         _tie_copies(model)
     return wrapped

@@ -223,8 +223,10 @@ def complete(options: argparse.Namespace, model: "FoundModel") -> list[Problem]:
 
 def recorded(model: "FoundModel") -> Mapping[str, Any]:
     """Return the recipe that a model was trained with, if it was one of generated tasks."""
+    if model.record is None:
+        return {}
     file = model.folder.parent / RESULTS / "run.json"
-    if model.record is None or not file.is_file():
+    if not file.is_file():
         return {}
     config = results.load(file).config
     if config.get("task") in TASKS:
