@@ -84,6 +84,8 @@ def main(argv: list[str]) -> int:
     raise_if_any(problems)
     config = {"layers": options.layers, "width": options.width, "rows": options.rows, "repeats": options.repeats}
     started = results.collect(command=["python", "-m", "benchmarks", "merge", *argv], seed=0, config=config)
+    if options.work is not None:
+        Path(options.work).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.work) as folder:
         figures = measure(Path(folder), options)
     stored = started.finish(figures)
