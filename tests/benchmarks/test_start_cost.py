@@ -14,7 +14,7 @@ def test_what_is_opened_grows_with_the_number_of_files_and_ranks(tmp_path):
     (found,) = stored.figures["runs"]["this version"]
     assert found["sources"]["opened"] == 30, "once each, though three times asked for"
     assert found["ranks"]["opened"] == 16, "its own and the first, by each rank"
-    assert found["checkpoints"]["opened"] <= 2 * 5
+    assert found["checkpoints"]["opened"] <= 5 + 6, "one each, and a few of the run's own"
     assert "| a folder of 5 checkpoints | this version |" in (tmp_path / "start_cost_cpu.md").read_text()
 
 
