@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from benchmarks.choose import RESULTS
-from tape_ds import results, storage
+from benchmarks.stored_page import write_page
+from tape_ds import results
 from tape_ds.arguments import Parser, below_one
 from tape_ds.checkpoint import trained
 from tape_ds.errors import Problem, check_folder, raise_if_any
@@ -89,10 +90,7 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory(dir=options.work) as folder:
         figures = measure(Path(folder), options)
     stored = started.finish(figures)
-    file = options.out / "merge_cost_cpu.json"
-    results.save(stored, file)
-    storage.write_text(file.with_suffix(".md"), page(stored))
-    print(page(stored))
+    write_page(stored, options.out / "merge_cost_cpu.json", page(stored))
     return 0
 
 

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from benchmarks.choose import RESULTS
-from tape_ds import results, storage
+from benchmarks.stored_page import write_page
+from tape_ds import results
 from tape_ds.arguments import Parser, add_model, below_one, length
 from tape_ds.errors import Problem, UserError, check_folder, raise_if_any
 from tape_ds.markdown_table import markdown_table
@@ -63,10 +64,7 @@ def main(argv: list[str]) -> int:
     )
     figures = measure(found.load(), tokenizer, drawn.questions, prompts)
     stored = started.finish(figures)
-    file = options.out / "ruler_cost_cpu.json"
-    results.save(stored, file)
-    storage.write_text(file.with_suffix(".md"), page(stored))
-    print(page(stored))
+    write_page(stored, options.out / "ruler_cost_cpu.json", page(stored))
     return 0
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.choose import RESULTS
+from benchmarks.stored_page import write_page
 from tape_ds import checkpoint, results, storage
 from tape_ds.arguments import Parser, below_one
 from tape_ds.errors import Problem, check_folder, raise_if_any
@@ -101,10 +102,7 @@ def main(argv: list[str]) -> int:
             for version, root in versions.items():
                 runs[version].append(measured(Path(place), options.ranks, root))
     stored = started.finish({"runs": runs})
-    file = options.out / "start_cost_cpu.json"
-    results.save(stored, file)
-    storage.write_text(file.with_suffix(".md"), page(stored))
-    print(page(stored))
+    write_page(stored, options.out / "start_cost_cpu.json", page(stored))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The fields of a recipe of ``extend_llama.py``, beside its method's: :mod:`.extension` has the rules between them."""
+"""The fields of a recipe of ``tape-ds extend``, without the method's: :mod:`.extension` has the rules between them."""
 
 from typing import Annotated, Any, Literal
 

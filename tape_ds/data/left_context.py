@@ -87,7 +87,7 @@ class Histogram:
 
     @classmethod
     def of(cls, contexts: Iterable[tuple[np.ndarray, float]], buckets: Buckets) -> "Histogram":
-        """Count contexts, int64 [targets], each of which counts as much as the number beside its array."""
+        """Count contexts, int64 [targets], each of which counts as often as the number next to its array says."""
         arrays = [(array, part) for array, part in contexts if len(array)]
         longest = max((int(array.max()) for array, _ in arrays), default=0)
         edges = buckets.all_edges(longest)

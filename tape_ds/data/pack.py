@@ -89,9 +89,9 @@ def cut(documents: Iterable[np.ndarray], length: int) -> Iterator[PackedSequence
             take = min(length - filled, len(tokens) - at)
             ids[filled : filled + take] = tokens[at : at + take]
             owners[filled : filled + take] = owner
-            filled = filled + take
-            at = at + take
-            owner = owner + 1
+            filled += take
+            at += take
+            owner += 1
             if filled == length:
                 yield {"input_ids": ids.copy(), "document_ids": owners.copy()}
                 filled = owner = 0

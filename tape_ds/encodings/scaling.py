@@ -100,6 +100,12 @@ def yarn_attention(factor: float) -> float:
     return 1.0
 
 
+def mscale_attention(factor: float, mscale: float, all_dim: float) -> float:
+    """Return YaRN's factor on attention as DeepSeek's configurations name it, by ``mscale`` and ``mscale_all_dim``."""
+    log = math.log(max(factor, 1.0))
+    return (1.0 + 0.1 * mscale * log) / (1.0 + 0.1 * all_dim * log)
+
+
 def ntk_base(parameters: Parameters, head_size: int) -> float:
     """Return the base of static NTK-aware scaling (bloc97 2023; YaRN paper, Section 3.1): the slowest wave is
     interpolated by the factor and the fastest is left as it is."""

@@ -251,7 +251,6 @@ def _with_attention_factor(given: dict[str, Any], length: int, window: Any) -> d
         given = {"factor": length / window, **given}
     if not isinstance(given.get("factor"), (int, float)):
         return given
-    log = math.log(max(given["factor"], 1.0))
     # vLLM's: it multiplies the default
     if isinstance(given.get("attn_factor"), (int, float)):
         usual = scaling.yarn_attention(given["factor"])
@@ -260,7 +259,7 @@ def _with_attention_factor(given: dict[str, Any], length: int, window: Any) -> d
     if given.get("mscale") and given.get("mscale_all_dim"):
         mscale = given.pop("mscale")
         all_dim = given.pop("mscale_all_dim")
-        given.setdefault("attention_factor", (1.0 + 0.1 * mscale * log) / (1.0 + 0.1 * all_dim * log))
+        given.setdefault("attention_factor", scaling.mscale_attention(given["factor"], mscale, all_dim))
     if given.get("mscale") == 1 and not given.get("mscale_all_dim"):
         given.pop("mscale")
     if given.get("mscale_all_dim") == 0:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tape_ds.encodings.scaling import BETAS, WINDOW, yarn_attention
+from tape_ds.encodings.scaling import BETAS, WINDOW, mscale_attention, yarn_attention
 from tape_ds.encodings.trained_rope import OWN_TYPES
 
 OWN_CODE = "own_code"
@@ -130,9 +130,8 @@ def _mscale_ratio(stated: Mapping[str, Any]) -> float | None:
     all_dim = stated.get("mscale_all_dim")
     if not mscale or not all_dim or stated.get("factor") is None:
         return None
-    usual = yarn_attention(float(stated["factor"]))
-    log = usual - 1.0
-    return (mscale * log + 1.0) / (all_dim * log + 1.0) / usual
+    factor = float(stated["factor"])
+    return mscale_attention(factor, mscale, all_dim) / yarn_attention(factor)
 
 
 def own_attention_factor(stated: Mapping[str, Any]) -> float | None:

@@ -236,7 +236,7 @@ class DocumentWriter:
 
 
 def _joined(parts: Sequence[tuple[float, int, str, bool]], records: int) -> Body:
-    """Return the parts in their order; those numbered ``records`` or more are records, each on a line of its own."""
+    """Return the parts in their order; those numbered ``records`` or more are records, one on a line."""
     texts: list[str] = []
     starts: list[int] = []
     size = 0

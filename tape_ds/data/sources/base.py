@@ -165,7 +165,7 @@ class RowSource(Source):
                 if number == most:
                     return
                 name = f"{place}:{number}"
-                number = number + 1
+                number += 1
                 try:
                     row = _without_nulls(column[index].as_py())
                 except UnicodeDecodeError as error:

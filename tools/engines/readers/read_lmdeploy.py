@@ -23,7 +23,7 @@ from lmdeploy.pytorch.models.module_map import MODULE_MAP  # noqa: E402
 from lmdeploy.pytorch.nn import rotary_embedding  # noqa: E402
 from lmdeploy.turbomind.models import utils as turbomind  # noqa: E402
 
-# CUDA's backend has no rotary module of its own
+# CUDA's backend has no rotary module
 rotary_embedding.get_backend = lambda: DefaultOpsBackend
 rotary_embedding.get_build_model_context = lambda: SimpleNamespace(enable_deterministic=False)
 
