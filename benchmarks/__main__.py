@@ -64,8 +64,19 @@ def main(argv: list[str] | None = None) -> int:
             shapes = GROUPS[name].shapes(options.device, options.toys)
             entries = GROUPS[name].case(shapes[0], setting).entries if shapes else []
             print(f"{name}: {GROUPS[name].about}")
-            print("\n".join([f"  shape {shape.label}" for shape in shapes] or [f"  nothing on {options.device}"]))
-            print("".join(f"  implementation {entry.encoding}: {entry.implementation}\n" for entry in entries), end="")
+            print(
+                "\n".join(
+                    [f"  shape {shape.label}" for shape in shapes]
+                    or [f"  nothing on {options.device}"]
+                )
+            )
+            print(
+                "".join(
+                    f"  implementation {entry.encoding}: {entry.implementation}\n"
+                    for entry in entries
+                ),
+                end="",
+            )
         return 0
 
     origin = table.provenance(setting)
@@ -86,10 +97,19 @@ def main(argv: list[str] | None = None) -> int:
         if rows:
             print(table.markdown(list(rows.values())), flush=True)
             counted = Counter(row.status for row in rows.values())
-            print(f"{name}: {', '.join(f'{counted[status]} {status}' for status in (TIMED, WRONG, REFUSED))}")
-        wrong += [row for row in rows.values() if row.status == WRONG and row.implementation.startswith(OURS)]
+            print(
+                f"{name}: {', '.join(f'{counted[status]} {status}' for status in (TIMED, WRONG, REFUSED))}"
+            )
+        wrong += [
+            row
+            for row in rows.values()
+            if row.status == WRONG and row.implementation.startswith(OURS)
+        ]
     for row in wrong:
-        print(f"WRONG: {row.group} {row.shape}, {row.encoding}, {row.implementation}: {row.reason}", file=sys.stderr)
+        print(
+            f"WRONG: {row.group} {row.shape}, {row.encoding}, {row.implementation}: {row.reason}",
+            file=sys.stderr,
+        )
     if wrong:
         return 1
     return 0
@@ -99,12 +119,24 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = Parser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("groups", nargs="*", help=f"{', '.join(GROUPS)}; default: all")
     parser.add_argument("--device", help="cpu or cuda; default: cuda where there is one")
-    parser.add_argument("--dtype", help=f"{', '.join(DTYPES)}; default: bfloat16 on cuda, float32 on cpu")
-    parser.add_argument("--shapes", default="", metavar="REGEX", help="only shapes whose label it finds")
-    parser.add_argument("--only", default="", metavar="REGEX", help="only implementations whose name it finds")
-    parser.add_argument("--repeats", type=int, help="samples of each implementation; default: the group's own")
-    parser.add_argument("--out", type=Path, default=choose.RESULTS, help="folder of the tables, or a .jsonl")
-    parser.add_argument("--toys", action="store_true", help="one tiny shape of each group: its times mean nothing")
+    parser.add_argument(
+        "--dtype", help=f"{', '.join(DTYPES)}; default: bfloat16 on cuda, float32 on cpu"
+    )
+    parser.add_argument(
+        "--shapes", default="", metavar="REGEX", help="only shapes whose label it finds"
+    )
+    parser.add_argument(
+        "--only", default="", metavar="REGEX", help="only implementations whose name it finds"
+    )
+    parser.add_argument(
+        "--repeats", type=int, help="samples of each implementation; default: the group's own"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=choose.RESULTS, help="folder of the tables, or a .jsonl"
+    )
+    parser.add_argument(
+        "--toys", action="store_true", help="one tiny shape of each group: its times mean nothing"
+    )
     parser.add_argument("--list", action="store_true", help="print what would be run")
     options = parser.parse_args(argv)
     options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -128,23 +160,38 @@ def check(options: argparse.Namespace) -> None:
         problems.append(Problem(ENVIRONMENT, os.environ[ENVIRONMENT], wrong, "unset it"))
     if jit.INTERPRETED and options.device == "cuda":
         wrong = "Triton interprets its kernels: their times mean nothing"
-        problems.append(Problem("TRITON_INTERPRET", os.environ.get("TRITON_INTERPRET"), wrong, "unset it"))
+        problems.append(
+            Problem("TRITON_INTERPRET", os.environ.get("TRITON_INTERPRET"), wrong, "unset it")
+        )
     if options.toys and options.out.resolve() == choose.RESULTS:
         wrong = "is the folder of results, and toys give none"
         problems.append(Problem("out", str(options.out), wrong, "name another folder"))
     if not problems and not any(chosen_shapes(GROUPS[name], options) for name in options.groups):
         remedy = "see python -m benchmarks --list"
-        problems.append(Problem("shapes", options.shapes, f"no shape of these groups on {options.device}", remedy))
+        problems.append(
+            Problem(
+                "shapes", options.shapes, f"no shape of these groups on {options.device}", remedy
+            )
+        )
     raise_if_any(problems)
 
 
 def chosen_shapes(group: Group, options: argparse.Namespace) -> list[Shape]:
     pattern = "" if options.toys else options.shapes
-    return [shape for shape in group.shapes(options.device, options.toys) if re.search(pattern, shape.label)]
+    return [
+        shape
+        for shape in group.shapes(options.device, options.toys)
+        if re.search(pattern, shape.label)
+    ]
 
 
 def measure(
-    name: str, shape: Shape, setting: Setting, repeats: int | None, origin: dict[str, str], implementations: str = ""
+    name: str,
+    shape: Shape,
+    setting: Setting,
+    repeats: int | None,
+    origin: dict[str, str],
+    implementations: str = "",
 ) -> Iterator[table.BenchmarkRow]:
     """Run one group at one shape; of its implementations those in whose name ``implementations`` is found."""
     group = GROUPS[name]
@@ -153,8 +200,14 @@ def measure(
     # after 8 shapes a compiled function would run uncompiled
     torch.compiler.reset()
     case = group.case(shape, setting)
-    case = case._replace(entries=[entry for entry in case.entries if re.search(implementations, entry.implementation)])
-    for finding in run(case, setting, repeats, head_start=group.single, warm_up=min(3, repeats // 10)):
+    case = case._replace(
+        entries=[
+            entry for entry in case.entries if re.search(implementations, entry.implementation)
+        ]
+    )
+    for finding in run(
+        case, setting, repeats, head_start=group.single, warm_up=min(3, repeats // 10)
+    ):
         yield table.row_of(name, shape.label, setting, finding, origin)
 
 

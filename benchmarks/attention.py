@@ -97,7 +97,9 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     v = v.repeat_interleave(group, dim=1)
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
     if q.shape[2] > 1:
-        unseen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1 + k.shape[2] - q.shape[2])
+        unseen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(
+            1 + k.shape[2] - q.shape[2]
+        )
         scores = scores.masked_fill(unseen, -torch.inf)
     return scores.softmax(dim=-1) @ v
 
@@ -117,7 +119,8 @@ def sdpa(name: str) -> Call:
         grouped = group > 1
         with sdpa_kernel(SDPA[name]):
             return tuple(
-                F.scaled_dot_product_attention(q, k, value, is_causal=causal, enable_gqa=grouped) for value in values
+                F.scaled_dot_product_attention(q, k, value, is_causal=causal, enable_gqa=grouped)
+                for value in values
             )
 
     return call
@@ -130,7 +133,9 @@ def attend(backend: str, lengths: Sequence[int] | None = None) -> Call:
     def layout(sequences: int, device: torch.device) -> DocumentLayout | None:
         if lengths is None:
             return None
-        borders = torch.tensor([0, *accumulate((*lengths,) * sequences)], dtype=torch.int32, device=device)
+        borders = torch.tensor(
+            [0, *accumulate((*lengths,) * sequences)], dtype=torch.int32, device=device
+        )
         return layout_of_packed_sequences(borders, max(lengths), sequences, sum(lengths))
 
     def call(q: Tensor, k: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
@@ -154,7 +159,9 @@ def implementations(shape: Shape, device: torch.device) -> list[Implementation]:
     ours = []
     for name in (*first, *last):
         make = functools.partial(attend, name, lengths)
-        ours += [Implementation(encoding, f"attend {name}", make) for encoding in (BASELINE, "tape")]
+        ours += [
+            Implementation(encoding, f"attend {name}", make) for encoding in (BASELINE, "tape")
+        ]
     by_torch = []
     kinds: Collection[str] = SDPA
     if lengths is not None:
@@ -170,7 +177,9 @@ def implementations(shape: Shape, device: torch.device) -> list[Implementation]:
     return ours[: 2 * len(first)] + by_torch + ours[2 * len(first) :]
 
 
-def case(shape: Shape, setting: Setting, compared: Sequence[Implementation] | None = None) -> BenchmarkCase:
+def case(
+    shape: Shape, setting: Setting, compared: Sequence[Implementation] | None = None
+) -> BenchmarkCase:
     """Return the implementations, by default all :func:`implementations`, with their truth."""
     compared = implementations(shape, setting.device) if compared is None else compared
     inputs = draw(shape, setting)
@@ -197,13 +206,23 @@ def case(shape: Shape, setting: Setting, compared: Sequence[Implementation] | No
         def outcome() -> dict[str, Tensor]:
             out = forward()
             dq, dk, *dvalues = backward(out)
-            return {"out": torch.cat(out, dim=-1), "dq": dq, "dk": dk, "dv": torch.cat(dvalues, dim=-1)}
+            return {
+                "out": torch.cat(out, dim=-1),
+                "dq": dq,
+                "dk": dk,
+                "dv": torch.cat(dvalues, dim=-1),
+            }
 
         return Runner(forward, backward, outcome, bytes_of(leaves))
 
-    entries = [CaseEntry(each.name, each.encoding, functools.partial(build, each)) for each in compared]
+    entries = [
+        CaseEntry(each.name, each.encoding, functools.partial(build, each)) for each in compared
+    ]
     lengths = lengths_of(shape) or (shape.tokens,)
-    truth = {name: functools.partial(attention_truth, inputs, name, lengths) for name in (BASELINE, "tape")}
+    truth = {
+        name: functools.partial(attention_truth, inputs, name, lengths)
+        for name in (BASELINE, "tape")
+    }
     return BenchmarkCase(entries, truth)
 
 
@@ -230,12 +249,18 @@ def _by_heads(inputs: AttentionInputs, encoding: str, lengths: Sequence[int]) ->
     v = inputs.v if encoding == BASELINE else torch.cat((inputs.v, inputs.e), dim=-1)
     returned = inputs.dv if encoding == BASELINE else torch.cat((inputs.dv, inputs.de), dim=-1)
     whole = {"out": torch.empty_like(returned)}
-    whole |= {name: torch.zeros_like(x) for name, x in (("dq", inputs.q), ("dk", inputs.k), ("dv", v))}
-    documents = [slice(end - length, end) for end, length in zip(accumulate(lengths), lengths, strict=True)]
+    whole |= {
+        name: torch.zeros_like(x) for name, x in (("dq", inputs.q), ("dk", inputs.k), ("dv", v))
+    }
+    documents = [
+        slice(end - length, end) for end, length in zip(accumulate(lengths), lengths, strict=True)
+    ]
     for row, head, document in itertools.product(range(batch), range(heads), documents):
         mine = (slice(row, row + 1), slice(head, head + 1), document)
         shared = (mine[0], slice(head // group, head // group + 1), document)
-        leaves = [x.detach().requires_grad_() for x in (inputs.q[mine], inputs.k[shared], v[shared])]
+        leaves = [
+            x.detach().requires_grad_() for x in (inputs.q[mine], inputs.k[shared], v[shared])
+        ]
         out = plain_attention(*leaves)
         whole["out"][mine] = out.detach()
         dq, dk, dv = torch.autograd.grad(out, leaves, returned[mine])
@@ -272,9 +297,16 @@ def decode(shape: Shape, setting: Setting) -> BenchmarkCase:
         return operation(call, inputs[encoding])
 
     entries = [
-        CaseEntry(f"attend {backend}" if backend else "plain matrices", name, functools.partial(build, name, backend))
+        CaseEntry(
+            f"attend {backend}" if backend else "plain matrices",
+            name,
+            functools.partial(build, name, backend),
+        )
         for backend in (None, *DECODING[setting.device.type])
         for name in inputs
     ]
-    truth = {name: functools.partial(truth_of, plain_attention, own, setting.dtype) for name, own in inputs.items()}
+    truth = {
+        name: functools.partial(truth_of, plain_attention, own, setting.dtype)
+        for name, own in inputs.items()
+    }
     return BenchmarkCase(entries, truth)

@@ -15,7 +15,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.measure import Runner, Summary, TimedSample, bytes_of, clock, interleaved, peak_bytes, summarise
+from benchmarks.measure import (
+    Runner,
+    Summary,
+    TimedSample,
+    bytes_of,
+    clock,
+    interleaved,
+    peak_bytes,
+    summarise,
+)
 
 BASELINE = "rope"  # the encoding that the others' times are divided by
 TIMED = "timed"
@@ -85,20 +94,31 @@ def error_of(x: Tensor, expected: Tensor) -> float:
     if not bool(torch.isfinite(x).all()):
         return float("inf")
     by_tokens = x.ndim > 2 and x.shape[-2] >= STRETCHES
-    pieces = zip(x.chunk(STRETCHES, -2), expected.chunk(STRETCHES, -2), strict=True) if by_tokens else [(x, expected)]
+    pieces = (
+        zip(x.chunk(STRETCHES, -2), expected.chunk(STRETCHES, -2), strict=True)
+        if by_tokens
+        else [(x, expected)]
+    )
     least = 1e-3 * float(expected.norm()) / (STRETCHES**0.5)
-    return max(float((mine - true).norm()) / max(float(true.norm()), least, 1e-30) for mine, true in pieces)
+    return max(
+        float((mine - true).norm()) / max(float(true.norm()), least, 1e-30) for mine, true in pieces
+    )
 
 
-def expected_from(exact: Mapping[str, Tensor], plain: Mapping[str, Tensor], dtype: torch.dtype) -> Truth:
+def expected_from(
+    exact: Mapping[str, Tensor], plain: Mapping[str, Tensor], dtype: torch.dtype
+) -> Truth:
     """Return the truth; a result may be twice as far from it as plain PyTorch in the same precision."""
     assert exact.keys() == plain.keys()
     return {
-        name: Expected(value, max(FACTOR * error_of(plain[name], value), FLOOR[dtype])) for name, value in exact.items()
+        name: Expected(value, max(FACTOR * error_of(plain[name], value), FLOOR[dtype]))
+        for name, value in exact.items()
     }
 
 
-def operation(call: Callable[..., Tensor], inputs: Mapping[str, Tensor], returned: Tensor | None = None) -> Runner:
+def operation(
+    call: Callable[..., Tensor], inputs: Mapping[str, Tensor], returned: Tensor | None = None
+) -> Runner:
     """Return a runner of a call with these inputs, in their order, and of the gradients that they require."""
     leaves = {f"d_{name}": x for name, x in inputs.items() if x.requires_grad}
 
@@ -110,19 +130,27 @@ def operation(call: Callable[..., Tensor], inputs: Mapping[str, Tensor], returne
 
     def outcome() -> dict[str, Tensor]:
         out = forward()
-        return {"out": out.detach()} | (dict(zip(leaves, backward(out), strict=True)) if leaves else {})
+        return {"out": out.detach()} | (
+            dict(zip(leaves, backward(out), strict=True)) if leaves else {}
+        )
 
     return Runner(forward, backward if leaves else None, outcome, bytes_of(list(inputs.values())))
 
 
 def truth_of(
-    formula: Callable[..., Tensor], inputs: Mapping[str, Tensor], dtype: torch.dtype, returned: Tensor | None = None
+    formula: Callable[..., Tensor],
+    inputs: Mapping[str, Tensor],
+    dtype: torch.dtype,
+    returned: Tensor | None = None,
 ) -> Truth:
     """Return the truth of an :func:`operation`: its plain formula in fp64, with the error of the same in ``dtype``."""
     exact, plain = (
         operation(
             formula,
-            {name: x.detach().to(each).requires_grad_(x.requires_grad) for name, x in inputs.items()},
+            {
+                name: x.detach().to(each).requires_grad_(x.requires_grad)
+                for name, x in inputs.items()
+            },
             None if returned is None else returned.to(each),
         ).outcome()
         for each in (torch.float64, dtype)
@@ -148,7 +176,10 @@ def fused_operation(
         for encoding in inputs
         for name in ("ours", "eager", "compiled")
     ]
-    truth = {name: functools.partial(truth_of, formula, own, dtype, returned) for name, own in inputs.items()}
+    truth = {
+        name: functools.partial(truth_of, formula, own, dtype, returned)
+        for name, own in inputs.items()
+    }
     return BenchmarkCase(entries, truth)
 
 
@@ -174,9 +205,14 @@ def run(
         if runner is not None:
             try:
                 finding = finding._replace(peak_bytes=peak_bytes(runner, setting.device))
-                finding = _timed(finding, runner, interleaved({key: runner}, min(FIRST, repeats), take, warm_up)[key])
+                finding = _timed(
+                    finding,
+                    runner,
+                    interleaved({key: runner}, min(FIRST, repeats), take, warm_up)[key],
+                )
                 runners[key] = runner
-            except (RuntimeError, MemoryError) as error:  # out of memory: the check may have run on fewer tokens
+            except (RuntimeError, MemoryError) as error:
+                # out of memory: the check may have run on fewer tokens
                 finding = finding._replace(status=REFUSED, reason=_reason(error, []))
                 _free_memory(setting.device)
         print(f"  {key}: {finding.status} {finding.reason}".rstrip(), file=sys.stderr, flush=True)
@@ -192,8 +228,13 @@ def run(
 def _timed(finding: Finding, runner: Runner, samples: Sequence[TimedSample]) -> Finding:
     parts = {"total": [sample.forward + sample.backward for sample in samples]}
     if runner.backward is not None:
-        parts |= {"forward": [sample.forward for sample in samples], "backward": [each.backward for each in samples]}
-    return finding._replace(times={part: summarise(values) for part, values in parts.items()}, repeats=len(samples))
+        parts |= {
+            "forward": [sample.forward for sample in samples],
+            "backward": [each.backward for each in samples],
+        }
+    return finding._replace(
+        times={part: summarise(values) for part, values in parts.items()}, repeats=len(samples)
+    )
 
 
 def _check(entry: CaseEntry, truth: Truth, setting: Setting) -> tuple[Finding, Runner | None]:

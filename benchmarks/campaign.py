@@ -61,12 +61,17 @@ class Stage(NamedTuple):
 
 
 _GROUPS = "--device {device} --out {rows} {toys}"
-_SANITIZED = "-m benchmarks attention decode position_mix rotate --toys --only 'triton|ours' --repeats 1"
+_SANITIZED = (
+    "-m benchmarks attention decode position_mix rotate --toys --only 'triton|ours' --repeats 1"
+)
 _PROFILED = "-m benchmarks attention --shapes 'B1 H32 G32' --only triton --repeats 1 --device cuda --out {work}/profile"
 _KERNELS = "--clock-control none --set full --kernel-name 'regex:^(forward|values|keys)_kernel' --launch-count 6"
 _TESTS = "-m pytest -v -n auto --tb=short -rf -m 'not slow' -p no:cacheprovider -o faulthandler_timeout=40"
 _GPU_TESTS = f"{_TESTS.replace('not slow', 'gpu')} --ignore=tests/kernels"
-_TESTED = [f"tests/kernels/test_{name}.py" for name in ("tape_attention", "position_mix", "rotate", "decode_attention")]
+_TESTED = [
+    f"tests/kernels/test_{name}.py"
+    for name in ("tape_attention", "position_mix", "rotate", "decode_attention")
+]
 STAGES = (
     Stage(1, "machine", 20, "-m benchmarks.machine --device {device} --out {rows}"),
     Stage(1, "smoke", 60, f"-m benchmarks smoke {_GROUPS}"),
@@ -83,7 +88,9 @@ STAGES = (
         f"python {_SANITIZED} --device cuda --out {{work}}/checked",
     ),
     Stage(2, "gpu tests", 120, f"{_GPU_TESTS} tests", f"{_GPU_TESTS} --collect-only tests"),
-    Stage(2, "grouped queries and K 64", 160, f"-m benchmarks attention --shapes 'G8|K64' {_GROUPS}"),
+    Stage(
+        2, "grouped queries and K 64", 160, f"-m benchmarks attention --shapes 'G8|K64' {_GROUPS}"
+    ),
     Stage(2, "decode", 40, f"-m benchmarks decode {_GROUPS}"),
     Stage(2, "position_mix and rotate", 70, f"-m benchmarks position_mix rotate {_GROUPS}"),
     Stage(3, "encodings", 160, f"-m benchmarks encodings {_GROUPS}"),
@@ -96,15 +103,31 @@ PARTS = sorted({stage.part for stage in STAGES})
 def collect(argv: Sequence[str]) -> int:
     """Get the wheels. Run it with the machine's version of Python."""
     parser = Parser(prog="python -m benchmarks collect", description=__doc__)
-    parser.add_argument("--out", type=Path, default=ROOT / ".carried", help="folder to fill; default: %(default)s")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / ".carried", help="folder to fill; default: %(default)s"
+    )
     options = parser.parse_args(argv)
     raise_if_any(check_folder("--out", options.out))
-    pins = dict(re.findall(r"^([\w-]+)(==[\w.]+)", (ROOT / "requirements.txt").read_text(), re.MULTILINE))
+    pins = dict(
+        re.findall(r"^([\w-]+)(==[\w.]+)", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
+    )
     names = [name + pins.get(name, "") for name in WHEELS]
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(options.out), *names]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--wheel-dir",
+        str(options.out),
+        *names,
+    ]
     # a package that is only source is built, without its compiled parts
     if subprocess.run(pip, env=os.environ | {"DS_BUILD_OPS": "0"}).returncode != 0:
-        raise UserError(Problem("wheels", " ".join(names), "pip could not get them", "see pip's messages"))
+        raise UserError(
+            Problem("wheels", " ".join(names), "pip could not get them", "see pip's messages")
+        )
     print(f"{options.out}: {len(list(options.out.glob('*.whl')))} wheels")
     return 0
 
@@ -112,10 +135,18 @@ def collect(argv: Sequence[str]) -> int:
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = Parser(prog="python -m benchmarks campaign", description=__doc__)
     out = Path(os.environ.get("OUT") or "runs/campaign")
-    parser.add_argument("--part", type=int, choices=PARTS, help="nine minutes each; default: all of them")
-    parser.add_argument("--out", type=Path, default=out, help="of rows and logs; default: $OUT, else %(default)s")
+    parser.add_argument(
+        "--part", type=int, choices=PARTS, help="nine minutes each; default: all of them"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=out, help="of rows and logs; default: $OUT, else %(default)s"
+    )
     parser.add_argument("--carried", type=Path, help="folder of python -m benchmarks collect")
-    parser.add_argument("--rehearse", action="store_true", help=f"in small on a CPU, with {REHEARSAL} times the limits")
+    parser.add_argument(
+        "--rehearse",
+        action="store_true",
+        help=f"in small on a CPU, with {REHEARSAL} times the limits",
+    )
     return parser.parse_args(argv)
 
 
@@ -126,13 +157,21 @@ def main(argv: Sequence[str]) -> int:
         remedy = "name an existing one, or leave it out"
         problems.append(Problem("carried", str(options.carried), "no such folder", remedy))
     if not options.rehearse and not torch.cuda.is_available():
-        problems.append(Problem("rehearse", False, "torch sees no CUDA device", "give --rehearse to try the stages"))
+        problems.append(
+            Problem(
+                "rehearse", False, "torch sees no CUDA device", "give --rehearse to try the stages"
+            )
+        )
     raise_if_any(problems)
 
     # a stage must not outlive it
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
-        ends = [end for number in ([options.part] if options.part else PARTS) for end in Part(number, options).run()]
+        ends = [
+            end
+            for number in ([options.part] if options.part else PARTS)
+            for end in Part(number, options).run()
+        ]
     finally:
         signal.signal(signal.SIGTERM, before)
     if {FAILED, LATE} & set(ends):
@@ -153,10 +192,23 @@ class Part:
             shutil.rmtree(former, ignore_errors=True)
         for folder in (self.out, self.logs):
             folder.mkdir(parents=True, exist_ok=True)
-        wheels = sorted(map(str, options.carried.glob("*.whl"))) if options.carried is not None else []
+        wheels = (
+            sorted(map(str, options.carried.glob("*.whl"))) if options.carried is not None else []
+        )
         if wheels:
-            pip = ["pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile", "--target", str(self.site)]
-            installed = subprocess.run([sys.executable, "-m", *pip, *wheels], capture_output=True, text=True)
+            pip = [
+                "pip",
+                "install",
+                "--quiet",
+                "--no-index",
+                "--no-deps",
+                "--no-compile",
+                "--target",
+                str(self.site),
+            ]
+            installed = subprocess.run(
+                [sys.executable, "-m", *pip, *wheels], capture_output=True, text=True
+            )
             names = [Path(wheel).name for wheel in wheels]
             table.append({"carried": {"wheels": names, "pip": installed.stderr[-500:]}}, self.rows)
 
@@ -172,9 +224,17 @@ class Part:
             limit = stage.seconds * self.slower
             allowed += limit
             end, why = self.run_stage(stage, allowed - began)
-            line = {"stage": stage.name, "end": end, "seconds": round(time.time() - began, 1), "limit": limit}
+            line = {
+                "stage": stage.name,
+                "end": end,
+                "seconds": round(time.time() - began, 1),
+                "limit": limit,
+            }
             table.append(line | {"why": why, "at": now()}, self.rows)
-            print(f"part {self.number} {end:<7} {stage.name}, {line['seconds']} of {limit} s: {why}", flush=True)
+            print(
+                f"part {self.number} {end:<7} {stage.name}, {line['seconds']} of {limit} s: {why}",
+                flush=True,
+            )
             ends.append(end)
 
             # built elsewhere, then moved: the folder may be taken away at any moment
@@ -233,7 +293,15 @@ class Part:
 
     def command(self, stage: Stage) -> list[str]:
         words = stage.toy if self.rehearse and stage.toy is not None else stage.words
-        filled_in = {name: shlex.quote(str(path)) for name, path in (("rows", self.rows), ("work", self.work))}
-        filled_in["device"], filled_in["toys"] = ("cpu", "--toys") if self.rehearse else ("cuda", "")
+        filled_in = {
+            name: shlex.quote(str(path))
+            for name, path in (("rows", self.rows), ("work", self.work))
+        }
+        filled_in["device"], filled_in["toys"] = (
+            ("cpu", "--toys") if self.rehearse else ("cuda", "")
+        )
         words = f"python {words}" if words.startswith("-") else words
-        return [sys.executable if word == "python" else word for word in shlex.split(words.format(**filled_in))]
+        return [
+            sys.executable if word == "python" else word
+            for word in shlex.split(words.format(**filled_in))
+        ]

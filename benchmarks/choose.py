@@ -47,9 +47,15 @@ class ShapeKind(NamedTuple):
 
 def main(argv: list[str]) -> int:
     parser = Parser(prog="python -m benchmarks choose", description=__doc__)
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of .jsonl files; default: %(default)s")
-    parser.add_argument("--stored", type=Path, default=RESULTS, help="where tables are kept; default: %(default)s")
-    parser.add_argument("--table", type=Path, default=TABLE, help="the file to write; default: %(default)s")
+    parser.add_argument(
+        "--results", type=Path, default=RESULTS, help="folder of .jsonl files; default: %(default)s"
+    )
+    parser.add_argument(
+        "--stored", type=Path, default=RESULTS, help="where tables are kept; default: %(default)s"
+    )
+    parser.add_argument(
+        "--table", type=Path, default=TABLE, help="the file to write; default: %(default)s"
+    )
     options = parser.parse_args(argv)
     if options.results.resolve() != options.stored.resolve():
         # a table for each group and device, joined over the files
@@ -59,23 +65,33 @@ def main(argv: list[str]) -> int:
                 taken[table.stem(row.group, "cpu" if row.chip == "cpu" else row.device)].append(row)
         for name, rows in taken.items():
             path = options.stored / f"{name}.jsonl"
-            storage.write_text(path, "".join(json.dumps(dataclasses.asdict(row)) + "\n" for row in rows))
+            storage.write_text(
+                path, "".join(json.dumps(dataclasses.asdict(row)) + "\n" for row in rows)
+            )
             storage.write_text(path.with_suffix(".md"), table.markdown(table.read(path)))
     stored = {path.name: table.read(path) for path in sorted(options.stored.glob("*.jsonl"))}
     stored = {name: rows for name, rows in stored.items() if rows and rows[0].group in GROUPS}
     if not stored:
         remedy = "run python -m benchmarks attention decode first"
-        raise UserError(Problem("results", str(options.results), f"no rows of {' or '.join(GROUPS)}", remedy))
+        raise UserError(
+            Problem("results", str(options.results), f"no rows of {' or '.join(GROUPS)}", remedy)
+        )
     chosen = choose(stored)
     lines = [json.dumps(row) for row in chosen]
     storage.write_text(options.table, "[\n  " + ",\n  ".join(lines) + "\n]\n" if lines else "[]\n")
-    print("\n".join([*lines, f"{len(lines)} rows from {', '.join(stored)} written to {options.table}"]))
+    print(
+        "\n".join(
+            [*lines, f"{len(lines)} rows from {', '.join(stored)} written to {options.table}"]
+        )
+    )
     return 0
 
 
 def choose(stored: Mapping[str, Iterable[table.BenchmarkRow]]) -> list[dict[str, Any]]:
     # milliseconds, by kind and length, then by shape and backend
-    measured: dict[tuple[ShapeKind, int], dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+    measured: dict[tuple[ShapeKind, int], dict[str, dict[str, float]]] = defaultdict(
+        lambda: defaultdict(dict)
+    )
     sources: dict[tuple[ShapeKind, int], str] = {}
     for name, rows in stored.items():
         for row in rows:
@@ -111,7 +127,11 @@ def choose(stored: Mapping[str, Iterable[table.BenchmarkRow]]) -> list[dict[str,
         if previous is not None and previous[0] == kind:
             least = max(least, previous[1] + 1)
             chosen[-1]["max_tokens"] = min(chosen[-1]["max_tokens"], least - 1)
-        spans = {"min_tokens": least, "max_tokens": most, "backend": min(mean_log, key=mean_log.__getitem__)}
+        spans = {
+            "min_tokens": least,
+            "max_tokens": most,
+            "backend": min(mean_log, key=mean_log.__getitem__),
+        }
         chosen.append(kind._asdict() | spans | {"source": sources[kind, tokens]})
         previous = kind, tokens
     return chosen

@@ -51,7 +51,10 @@ GROUPS = {
             "B8 H12 G12 T1024 K64",
         ],
         cpu=["B1 H12 G12 T2048 K64", "B1 H12 G12 T2048 K64 N16", "B1 H9 G3 T2048 K64"],
-        toys=(["B2 H4 G2 T256 K64 N3", "B2 H4 G2 T256 K64"], ["B1 H4 G2 T40 K8 N3", "B1 H4 G2 T40 K8"]),
+        toys=(
+            ["B2 H4 G2 T256 K64 N3", "B2 H4 G2 T256 K64"],
+            ["B1 H4 G2 T40 K8 N3", "B1 H4 G2 T40 K8"],
+        ),
         single=True,
     ),
     "launches": Group(

@@ -25,11 +25,16 @@ def main() -> int:
     """Measure and store; exit code 1 where something is missing."""
     parser = Parser(prog="python -m benchmarks.machine", description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
-    parser.add_argument("--out", type=Path, required=True, help="file of lines that one is added to")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="file of lines that one is added to"
+    )
     options = parser.parse_args()
     device = torch.device(options.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    found: dict[str, Any] = {**table.provenance(Setting(device, dtype)), "hardware": results.hardware()}
+    found: dict[str, Any] = {
+        **table.provenance(Setting(device, dtype)),
+        "hardware": results.hardware(),
+    }
     found["compiler"] = jit.no_compiler() or "found, with Python.h"
     failed = list(filter(None, [jit.no_compiler()]))
 
@@ -46,7 +51,9 @@ def main() -> int:
         # cosines, sines
         start = torch.tensor([1.0, 0.0], device=device).repeat_interleave(32).expand(1, 1, 16, 64)
         x = torch.randn(1, 16, 1, 64, device=device).to(dtype).transpose(1, 2)
-        assert torch.equal(rotate(x, start.contiguous()), x), "a rotation by nothing changed its tensor"
+        assert torch.equal(rotate(x, start.contiguous()), x), (
+            "a rotation by nothing changed its tensor"
+        )
 
     for check in (sum_over_one_rank, first_kernel):
         name = f"{check.__name__}_seconds"
@@ -54,7 +61,8 @@ def main() -> int:
         try:
             check()
             found[name] = time.perf_counter() - began
-        except Exception as error:  # any error is part of the record, and the other checks still run
+        except Exception as error:
+            # any error is part of the record, and the other checks still run
             failed.append(f"{name}: {type(error).__name__}: {str(error)[:300]}")
     table.append({"machine": found, "failed": failed}, options.out)
     print("\n".join(f"{name}: {value}" for name, value in found.items()))

@@ -105,9 +105,13 @@ def peak_bytes(runner: Runner, device: torch.device) -> int:
         return runner.held + torch.cuda.max_memory_allocated(device) - before
 
     # of a CPU, from the events of torch's allocator
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
         runner.run()
-    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events = [
+        event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"
+    ]
     alive = highest = 0
     for event in sorted(events, key=lambda each: each.start_ns()):
         alive += event.nbytes()

@@ -70,21 +70,38 @@ def main(argv: list[str]) -> int:
     parser = Parser(prog="python -m benchmarks merge", description=__doc__)
     parser.add_argument("--layers", type=int, default=14, help="default: %(default)s")
     parser.add_argument("--width", type=int, default=2048, help="columns; default: %(default)s")
-    parser.add_argument("--rows", type=int, default=32000, help="of the vocabulary; default: %(default)s")
+    parser.add_argument(
+        "--rows", type=int, default=32000, help="of the vocabulary; default: %(default)s"
+    )
     help = "of merge and export, the others run once; default: %(default)s"
     parser.add_argument("--repeats", type=int, default=3, help=help)
     parser.add_argument("--earlier", type=Path, help="a checkout to compare with")
     parser.add_argument("--work", type=Path, help="folder for models; default: a temporary one")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result; default: %(default)s")
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, help="folder of the result; default: %(default)s"
+    )
     options = parser.parse_args(argv)
-    problems = below_one(options, "layers", "width", "rows", "repeats") + check_folder("--out", options.out)
+    problems = below_one(options, "layers", "width", "rows", "repeats") + check_folder(
+        "--out", options.out
+    )
     if options.earlier is not None and not (options.earlier / "tape_ds" / "__init__.py").is_file():
-        problems.append(Problem("--earlier", str(options.earlier), "no checkout of tape-ds", "name its folder"))
+        problems.append(
+            Problem("--earlier", str(options.earlier), "no checkout of tape-ds", "name its folder")
+        )
     if options.width % 128:
-        problems.append(Problem("--width", options.width, "not a multiple of 128", "give a multiple of 128"))
+        problems.append(
+            Problem("--width", options.width, "not a multiple of 128", "give a multiple of 128")
+        )
     raise_if_any(problems)
-    config = {"layers": options.layers, "width": options.width, "rows": options.rows, "repeats": options.repeats}
-    started = results.collect(command=["python", "-m", "benchmarks", "merge", *argv], seed=0, config=config)
+    config = {
+        "layers": options.layers,
+        "width": options.width,
+        "rows": options.rows,
+        "repeats": options.repeats,
+    }
+    started = results.collect(
+        command=["python", "-m", "benchmarks", "merge", *argv], seed=0, config=config
+    )
     if options.work is not None:
         Path(options.work).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.work) as folder:
@@ -97,7 +114,9 @@ def main(argv: list[str]) -> int:
 def measure(folder: Path, options: Any) -> dict[str, Any]:
     few = make(folder / "few", options.layers, options.width, options.rows)
     rows: dict[str, dict[str, list[dict[str, float]]]] = {}
-    versions = {OURS: ROOT} | ({} if options.earlier is None else {EARLIER: options.earlier.resolve()})
+    versions = {OURS: ROOT} | (
+        {} if options.earlier is None else {EARLIER: options.earlier.resolve()}
+    )
     for turn in range(options.repeats):
         for name, command in commands(few).items():
             if turn and name not in REPEATED:
@@ -105,7 +124,10 @@ def measure(folder: Path, options: Any) -> dict[str, Any]:
             for version, root in versions.items() if name in REPEATED else [(OURS, ROOT)]:
                 found = timed(command, root, few / version / name)
                 rows.setdefault(name, {}).setdefault(version, []).append(found)
-                print(f"{name}, {version}: {found['seconds']:.1f} s, {found['bytes'] / 2**30:.2f} GiB", flush=True)
+                print(
+                    f"{name}, {version}: {found['seconds']:.1f} s, {found['bytes'] / 2**30:.2f} GiB",
+                    flush=True,
+                )
         by_peft = [sys.executable, "-c", _BY_PEFT, few / "base", few / "adapter", "out"]
         rows["merge"].setdefault(PEFT, []).append(timed(by_peft, ROOT, few / PEFT))
     differing = {}
@@ -118,7 +140,12 @@ def measure(folder: Path, options: Any) -> dict[str, Any]:
         deep[name] = timed(commands(many)[name], ROOT, many / name)
         shutil.rmtree(many / name)
     weights = sum(file.stat().st_size for file in weight_files.files(few / "base"))
-    return {"rows": rows, "four_times_the_layers": deep, "differing": differing, "weights_bytes": weights}
+    return {
+        "rows": rows,
+        "four_times_the_layers": deep,
+        "differing": differing,
+        "weights_bytes": weights,
+    }
 
 
 def commands(folder: Path) -> dict[str, list[Any]]:
@@ -128,7 +155,15 @@ def commands(folder: Path) -> dict[str, list[Any]]:
     return {
         "merge": [*tape_ds, "merge", folder / "adapter", "out"],
         "export": [*tape_ds, "export", folder / "trained", "out"],
-        "export --gguf": [*tape_ds, "export", folder / "trained", "--gguf", "x.gguf", "--gguf_tokenizer", "none"],
+        "export --gguf": [
+            *tape_ds,
+            "export",
+            folder / "trained",
+            "--gguf",
+            "x.gguf",
+            "--gguf_tokenizer",
+            "none",
+        ],
         "convert": [*tape_ds, "convert", "llama-to-tape", folder / "base", "out"],
         "evaluate generate": [*tape_ds, "evaluate", "generate", folder / "trained", *prompt],
     }
@@ -138,7 +173,12 @@ def timed(command: Sequence[Any], root: Path, folder: Path) -> dict[str, float]:
     """Run a command of the checkout ``root`` in a folder; return CPU seconds, user and system, and peak bytes."""
     shutil.rmtree(folder, ignore_errors=True)  # of the last time
     folder.mkdir(parents=True)
-    environment = {**os.environ, "PYTHONPATH": str(root), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(root),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
     command = [sys.executable, "-S", "-c", _MEASURED, *map(str, command)]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     if done.returncode:
@@ -191,7 +231,9 @@ def make(folder: Path, layers: int, width: int, rows: int) -> Path:
     file.close()
     words = Tokenizer(WordLevel({f"w{number}": number for number in range(rows)}, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0", eos_token="w2").save_pretrained(base)
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0", eos_token="w2").save_pretrained(
+        base
+    )
 
     model = hollow.hollow(LlamaForCausalLM.from_pretrained(base, device_map={"": "meta"}))
     lora = LoraConfig(task_type="CAUSAL_LM", r=RANK, lora_alpha=2 * RANK, target_modules=TARGETS)
@@ -233,14 +275,20 @@ def page(stored: results.Result) -> str:
             deep = None
             if version == OURS:
                 deep = figures["four_times_the_layers"].get(name)
-            row += ["", ""] if deep is None else [f"{deep['seconds']:.1f}", f"{deep['bytes'] / 2**30:.2f}"]
+            row += (
+                ["", ""]
+                if deep is None
+                else [f"{deep['seconds']:.1f}", f"{deep['bytes'] / 2**30:.2f}"]
+            )
             rows.append(row)
     columns = ["command", "by", "CPU seconds", "peak GiB", "4 x layers: CPU seconds", "peak GiB"]
     compared = []
     for name, each in figures["differing"].items():
         text = f"`{name}`: {each['differing']:,} of {each['numbers']:,} numbers differ from the earlier version's"
         compared.append(f"{text}, by {each['largest']} units of the last place at most.")
-    versions = ", ".join(f"{name} {stored.versions[name]}" for name in ("python", "torch", "transformers", "peft"))
+    versions = ", ".join(
+        f"{name} {stored.versions[name]}" for name in ("python", "torch", "transformers", "peft")
+    )
     lines = [
         "# Merging, exporting and loading a LoRA",
         f"A Llama of {config['layers']} layers, {config['width']:,} columns and {config['rows']:,} tokens, "

@@ -14,7 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.benchmark_case import BASELINE, BenchmarkCase, CaseEntry, Setting, Truth, expected_from
+from benchmarks.benchmark_case import (
+    BASELINE,
+    BenchmarkCase,
+    CaseEntry,
+    Setting,
+    Truth,
+    expected_from,
+)
 from benchmarks.measure import Runner, bytes_of
 from benchmarks.shapes import Shape, document_lengths
 from tape_ds import TapeConfig, TapeForCausalLM
@@ -64,8 +71,14 @@ def family(shape: Shape, setting: Setting) -> Callable[[str, str], TapeForCausal
 def build(shape: Shape, encoding: str, backend: str, setting: Setting) -> TapeForCausalLM:
     torch.manual_seed(0)
     window = max(shape.tokens, SIZES[shape.name]["max_position_embeddings"])
-    fields = SIZES[shape.name] | {"num_hidden_layers": shape.layers, "max_position_embeddings": window}
-    fields |= PLACEHOLDERS.get(encoding, {}) | {"position_encoding": encoding, "attention_backend": backend}
+    fields = SIZES[shape.name] | {
+        "num_hidden_layers": shape.layers,
+        "max_position_embeddings": window,
+    }
+    fields |= PLACEHOLDERS.get(encoding, {}) | {
+        "position_encoding": encoding,
+        "attention_backend": backend,
+    }
     with setting.device:
         model = TapeForCausalLM(TapeConfig(**fields))
     generator = torch.Generator(setting.device).manual_seed(1)
@@ -73,7 +86,9 @@ def build(shape: Shape, encoding: str, backend: str, setting: Setting) -> TapeFo
         for name, weight in model.named_parameters():
             if ".position." in name:
                 # 0.05 makes the state of 32 layers overflow
-                weight.copy_(0.02 * torch.randn(weight.shape, generator=generator, device=setting.device))
+                weight.copy_(
+                    0.02 * torch.randn(weight.shape, generator=generator, device=setting.device)
+                )
     return model.to(setting.dtype).train()
 
 
@@ -82,7 +97,9 @@ def by_backend(model: TapeForCausalLM, backend: str, dtype: torch.dtype) -> Tape
     config = type(model.config).from_dict(model.config.to_dict() | {"attention_backend": backend})
     with torch.device("meta"):
         other = type(model)(config)
-    other.load_state_dict({name: weight.to(dtype) for name, weight in model.state_dict().items()}, assign=True)
+    other.load_state_dict(
+        {name: weight.to(dtype) for name, weight in model.state_dict().items()}, assign=True
+    )
     for name, weight in other.named_parameters():
         weight.requires_grad_(model.get_parameter(name).requires_grad)
     return other.train()
@@ -98,11 +115,17 @@ def packing(shape: Shape, device: torch.device, few: bool = False) -> dict[str, 
     """Return the model's arguments for packed sequences, or for the tokens that are checked; none for plain texts."""
     if not shape.documents:
         return {}
-    sequences, tokens = (1, min(CHECKED_TOKENS, shape.tokens)) if few else (shape.batch, shape.tokens)
-    ends = sorted({min(end, tokens) for end in accumulate(document_lengths(shape.tokens, shape.documents))})
+    sequences, tokens = (
+        (1, min(CHECKED_TOKENS, shape.tokens)) if few else (shape.batch, shape.tokens)
+    )
+    ends = sorted(
+        {min(end, tokens) for end in accumulate(document_lengths(shape.tokens, shape.documents))}
+    )
     longest = max(end - start for start, end in pairwise((0, *ends)))
     starts = range(0, sequences * tokens, tokens)
-    borders = torch.tensor([0, *(start + end for start in starts for end in ends)], dtype=torch.int32)
+    borders = torch.tensor(
+        [0, *(start + end for start in starts for end in ends)], dtype=torch.int32
+    )
     return {"cu_seq_lens_q": borders.to(device), "max_length_q": longest}
 
 
@@ -118,10 +141,14 @@ def compared(
         for encoding in encodings
         for backend in backends
     ]
-    return BenchmarkCase(entries, {encoding: functools.partial(truth, encoding) for encoding in encodings})
+    return BenchmarkCase(
+        entries, {encoding: functools.partial(truth, encoding) for encoding in encodings}
+    )
 
 
-def training(model: TapeForCausalLM, shape: Shape, backward: Callable[[Tensor], object] = Tensor.backward) -> Runner:
+def training(
+    model: TapeForCausalLM, shape: Shape, backward: Callable[[Tensor], object] = Tensor.backward
+) -> Runner:
     """Run a model on all tokens; check it on the first ones."""
     ids = tokens(shape, model.device)
     options = packing(shape, model.device)
@@ -132,7 +159,9 @@ def training(model: TapeForCausalLM, shape: Shape, backward: Callable[[Tensor], 
 
 def truth(model: TapeForCausalLM, shape: Shape, exact: torch.dtype = torch.float64) -> Truth:
     """Compute the truth by the ``reference`` attention in a wider precision, and its error in the model's own."""
-    wide, plain = (checked(by_backend(model, "reference", dtype), shape) for dtype in (exact, model.dtype))
+    wide, plain = (
+        checked(by_backend(model, "reference", dtype), shape) for dtype in (exact, model.dtype)
+    )
     return expected_from(wide, plain, model.dtype)
 
 
@@ -145,7 +174,9 @@ def checked(model: TapeForCausalLM, shape: Shape) -> dict[str, Tensor]:
         found = {"logits": model(input_ids=ids_BT, use_cache=False, **options).logits.detach()}
     loss(model, ids_BT, **options).backward()
     for name, weight in model.named_parameters():
-        if weight.grad is not None and (".position." in name or "norm" in name or "layers.0.self_attn" in name):
+        if weight.grad is not None and (
+            ".position." in name or "norm" in name or "layers.0.self_attn" in name
+        ):
             found[name] = weight.grad.detach().clone()
     model.zero_grad(set_to_none=True)
     return found

@@ -60,7 +60,13 @@ def rotate(shape: Shape, setting: Setting) -> BenchmarkCase:
 
 
 def mix_as_published(
-    start: Tensor, state: Tensor, moved: Tensor, attend: Tensor, gate: Tensor, expand: Tensor, contract: Tensor
+    start: Tensor,
+    state: Tensor,
+    moved: Tensor,
+    attend: Tensor,
+    gate: Tensor,
+    expand: Tensor,
+    contract: Tensor,
 ) -> Tensor:
     """Compute in the tensors' precision, with the formula's [B, I, T, K] tensors."""
     update_BGTK = torch.einsum("gh,bhtk->bgtk", attend, moved)
@@ -86,7 +92,9 @@ def position_mix(shape: Shape, setting: Setting) -> BenchmarkCase:
         "expand": draw.normal(rank, groups, std=0.1),
         "contract": draw.normal(groups, rank, std=0.1),
     }
-    inputs = {"start": draw.start} | {name: x.detach().requires_grad_() for name, x in trained.items()}
+    inputs = {"start": draw.start} | {
+        name: x.detach().requires_grad_() for name, x in trained.items()
+    }
     returned = draw.normal(batch, tokens, groups, width).transpose(1, 2)
     ours = functools.partial(our_position_mix, dtype=setting.dtype)
     return fused_operation(ours, mix_as_published, {"tape": inputs}, returned, setting.dtype)

@@ -37,10 +37,16 @@ SHARED = "evaluate ruler --questions_per_text"
 def main(argv: list[str]) -> int:
     parser = Parser(prog="python -m benchmarks ruler", description=__doc__)
     add_model(parser)
-    parser.add_argument("--length", type=length, default=4096, help="tokens of prompt and reply (default: 4k)")
-    parser.add_argument("--questions", type=int, default=5, help="about one text (default: %(default)s)")
+    parser.add_argument(
+        "--length", type=length, default=4096, help="tokens of prompt and reply (default: 4k)"
+    )
+    parser.add_argument(
+        "--questions", type=int, default=5, help="about one text (default: %(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="0: lm-eval's own seeds (default)")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result; default: %(default)s")
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, help="folder of the result; default: %(default)s"
+    )
     options = parser.parse_args(argv)
     raise_if_any(below_one(options, "questions") + check_folder("--out", options.out))
     torch.set_num_threads(1)
@@ -49,17 +55,32 @@ def main(argv: list[str]) -> int:
     count = options.questions
     try:
         drawn = ruler_questions.draw(
-            Generators(list), TASK, tokenizer, options.length, count, seed=options.seed or None, per_text=count
+            Generators(list),
+            TASK,
+            tokenizer,
+            options.length,
+            count,
+            seed=options.seed or None,
+            per_text=count,
         )
     except (NoQuestionError, TooFewKeysError) as error:
         remedy = "give a longer --length, or fewer --questions"
-        raise UserError(Problem("--length", options.length, f"too short ({error})", remedy)) from error
-    prompts = ruler_questions.prompts(TASK, [each.document for each in drawn.questions], tokenizer, chat=False)
+        raise UserError(
+            Problem("--length", options.length, f"too short ({error})", remedy)
+        ) from error
+    prompts = ruler_questions.prompts(
+        TASK, [each.document for each in drawn.questions], tokenizer, chat=False
+    )
     started = results.collect(
         command=["python", "-m", "benchmarks", "ruler", *argv],
         seed=options.seed,
         model=found.about(),
-        config={"task": TASK, "length": options.length, "questions": options.questions, "threads": 1},
+        config={
+            "task": TASK,
+            "length": options.length,
+            "questions": options.questions,
+            "threads": 1,
+        },
         data={"questions": ruler_questions.fingerprint(drawn.questions)},
     )
     figures = measure(found.load(), tokenizer, drawn.questions, prompts)
@@ -68,10 +89,15 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def measure(model: Any, tokenizer: Any, questions: Sequence[RulerQuestion], prompts: Sequence[str]) -> dict[str, Any]:
+def measure(
+    model: Any, tokenizer: Any, questions: Sequence[RulerQuestion], prompts: Sequence[str]
+) -> dict[str, Any]:
     """Return CPU seconds by way of asking, and the replies."""
     causal_lm = bare(model)
-    reading: dict[str, Any] = {"new_tokens": questions[0].new_tokens, "ends": generation.ends_of(model, tokenizer)}
+    reading: dict[str, Any] = {
+        "new_tokens": questions[0].new_tokens,
+        "ends": generation.ends_of(model, tokenizer),
+    }
     ask_lm_eval = through_lm_eval(model, tokenizer, questions[0].length)
     seconds: dict[str, list[float]] = {LM_EVAL: [], ALONE: []}
     texts: dict[str, list[str]] = {LM_EVAL: [], ALONE: []}
@@ -92,7 +118,11 @@ def measure(model: Any, tokenizer: Any, questions: Sequence[RulerQuestion], prom
     ways = {}
     of_lm_eval = sum(seconds[LM_EVAL])
     for name, each in seconds.items():
-        ways[name] = {"seconds": sum(each) / len(each), "share": sum(each) / of_lm_eval, "replies": texts[name]}
+        ways[name] = {
+            "seconds": sum(each) / len(each),
+            "share": sum(each) / of_lm_eval,
+            "replies": texts[name],
+        }
     tokens = [len(question.ids) for question in questions]
     return {"ways": ways, "prompt_tokens": tokens, "shared_tokens": replies.shared_beginning(asked)}
 
@@ -107,7 +137,9 @@ def through_lm_eval(model: Any, tokenizer: Any, length: int) -> Callable[[str], 
     settings = configuration(TASK)["generation_kwargs"]
 
     def ask(prompt: str) -> str:
-        request = Instance(request_type="generate_until", doc={}, arguments=(prompt, dict(settings)), idx=0)
+        request = Instance(
+            request_type="generate_until", doc={}, arguments=(prompt, dict(settings)), idx=0
+        )
         (text,) = lm.generate_until([request], disable_tqdm=True)
         return str(text)
 
@@ -128,10 +160,19 @@ def page(stored: results.Result) -> str:
     rows = []
     for name, each in ways.items():
         same = sum(a == b for a, b in zip(each["replies"], ways[LM_EVAL]["replies"], strict=True))
-        rows.append([name, f"{each['seconds']:.1f}", f"{each['share']:.3f}", f"{same} of {len(each['replies'])}"])
+        rows.append(
+            [
+                name,
+                f"{each['seconds']:.1f}",
+                f"{each['share']:.3f}",
+                f"{same} of {len(each['replies'])}",
+            ]
+        )
     columns = ["asked by", "CPU seconds a question", "/ lm-eval", "replies as lm-eval's"]
     model = described(stored.model or {})
-    versions = ", ".join(f"{name} {stored.versions[name]}" for name in ("python", "torch", "transformers", "lm-eval"))
+    versions = ", ".join(
+        f"{name} {stored.versions[name]}" for name in ("python", "torch", "transformers", "lm-eval")
+    )
     tokens = stored.figures["prompt_tokens"]
     lines = [
         "# One of RULER's questions, CPU time",

@@ -78,16 +78,24 @@ print(json.dumps(found))
 
 def main(argv: list[str]) -> int:
     parser = Parser(prog="python -m benchmarks start", description=__doc__)
-    parser.add_argument("--files", type=int, default=20_000, help="of a source; default: %(default)s")
+    parser.add_argument(
+        "--files", type=int, default=20_000, help="of a source; default: %(default)s"
+    )
     parser.add_argument("--ranks", type=int, default=64, help="default: %(default)s")
     parser.add_argument("--checkpoints", type=int, default=200, help="default: %(default)s")
     parser.add_argument("--repeats", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--earlier", type=Path, help="a checkout to compare with")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result; default: %(default)s")
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, help="folder of the result; default: %(default)s"
+    )
     options = parser.parse_args(argv)
-    problems = below_one(options, "files", "ranks", "checkpoints", "repeats") + check_folder("--out", options.out)
+    problems = below_one(options, "files", "ranks", "checkpoints", "repeats") + check_folder(
+        "--out", options.out
+    )
     if options.earlier is not None and not (options.earlier / "tape_ds" / "__init__.py").is_file():
-        problems.append(Problem("--earlier", str(options.earlier), "no checkout of tape-ds", "name its folder"))
+        problems.append(
+            Problem("--earlier", str(options.earlier), "no checkout of tape-ds", "name its folder")
+        )
     raise_if_any(problems)
     names = ("files", "ranks", "checkpoints", "repeats")
     config = {name: getattr(options, name) for name in names}
@@ -126,7 +134,12 @@ def make(folder: Path, files: int, ranks: int, checkpoints: int) -> None:
 
 def measured(folder: Path, ranks: int, root: Path) -> dict[str, dict[str, float]]:
     """Return what one version needs, by part: CPU seconds, and files opened."""
-    environment = {**os.environ, "PYTHONPATH": str(root), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(root),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
     command = [sys.executable, "-c", _MEASURED, str(folder), str(ranks)]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     if done.returncode:

@@ -68,20 +68,39 @@ def provenance(setting: Setting) -> dict[str, str]:
     else:
         device = f"{results.hardware()['cpu']}, {torch.get_num_threads()} threads"
         chip = "cpu"
-    found = {name: version for name, version in results.versions().items() if name in SHOWN_PACKAGES}
+    found = {
+        name: version for name, version in results.versions().items() if name in SHOWN_PACKAGES
+    }
     if chip != "cpu":
         found |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
     commit = results.commit()
-    shown_commit = "unknown" if commit is None else commit["hash"][:12] + ("-dirty" if commit["dirty"] else "")
+    shown_commit = (
+        "unknown" if commit is None else commit["hash"][:12] + ("-dirty" if commit["dirty"] else "")
+    )
     versions = ", ".join(f"{name} {version}" for name, version in found.items())
-    return {"device": device, "chip": chip, "date": results.now(), "commit": shown_commit, "versions": versions}
+    return {
+        "device": device,
+        "chip": chip,
+        "date": results.now(),
+        "commit": shown_commit,
+        "versions": versions,
+    }
 
 
-def row_of(group: str, shape: str, setting: Setting, finding: Finding, origin: dict[str, str]) -> BenchmarkRow:
+def row_of(
+    group: str, shape: str, setting: Setting, finding: Finding, origin: dict[str, str]
+) -> BenchmarkRow:
     fields: dict[str, Any] = {field.name: None for field in dataclasses.fields(BenchmarkRow)}
-    fields |= {"group": group, "shape": shape, "dtype": str(setting.dtype).removeprefix("torch."), **finding._asdict()}
+    fields |= {
+        "group": group,
+        "shape": shape,
+        "dtype": str(setting.dtype).removeprefix("torch."),
+        **finding._asdict(),
+    }
     for part, summary in fields.pop("times").items():
-        fields |= {f"{part}_{quantile}": round(value, 5) for quantile, value in summary._asdict().items()}
+        fields |= {
+            f"{part}_{quantile}": round(value, 5) for quantile, value in summary._asdict().items()
+        }
     for name in ("error", "allowed"):
         fields[name] = None if fields[name] is None else float(f"{fields[name]:.3g}")
     return BenchmarkRow(**fields | origin)
@@ -143,17 +162,26 @@ fp64, and the most that is allowed: twice that of plain PyTorch in the same prec
 
 def _section(rows: Sequence[BenchmarkRow]) -> str:
     """Write the rows of one shape, each compared with the fastest RoPE, or with ours where nothing is RoPE."""
-    timed = sorted((row for row in rows if row.status == TIMED), key=lambda row: (row.encoding, row.total_p50 or 0.0))
+    timed = sorted(
+        (row for row in rows if row.status == TIMED),
+        key=lambda row: (row.encoding, row.total_p50 or 0.0),
+    )
     plain = [row for row in timed if row.encoding == BASELINE and row.total_p50]
     base = next((row for row in timed if row.implementation == OURS), None)
     name = OURS
     if plain:
         base = min(plain, key=lambda row: row.total_p50 or 0.0)
         name = f"fastest RoPE ({base.implementation})"
-    parts = [part for part in PARTS if any(getattr(row, f"{part}_p50") is not None for row in timed)]
+    parts = [
+        part for part in PARTS if any(getattr(row, f"{part}_p50") is not None for row in timed)
+    ]
     speed = rows[0].group in SPEEDS
     header = ["encoding", "implementation", *parts, *([f"/ {name}"] if base else []), "peak MiB"]
-    header += [*([f"peak / {name}"] if base else []), *(["tokens/s"] if speed else []), "error (allowed)"]
+    header += [
+        *([f"peak / {name}"] if base else []),
+        *(["tokens/s"] if speed else []),
+        "error (allowed)",
+    ]
 
     def ratio(mine: float | None, whole: float | None) -> str:
         if mine and whole:
@@ -174,5 +202,9 @@ def _section(rows: Sequence[BenchmarkRow]) -> str:
             cells.append(f"{1e3 * shape.batch * shape.tokens / row.total_p50:,.0f}")
         lines.append([*cells, f"{row.error:.1e} ({row.allowed:.1e})"])
     table = markdown_table(header, lines, "llr") if timed else "No implementation has a time."
-    others = [f"- {row.status}: {row.encoding}, {row.implementation}: {row.reason}" for row in rows if row not in timed]
+    others = [
+        f"- {row.status}: {row.encoding}, {row.implementation}: {row.reason}"
+        for row in rows
+        if row not in timed
+    ]
     return "\n".join([table, *([""] if others else []), *others])

@@ -48,15 +48,23 @@ TOY_FIELDS |= {"rope_parameters.original_max_position_embeddings": 64}
 def main() -> int:
     """Make the model, train, resume, store; return the exit code of a launcher that failed."""
     parser = Parser(prog="python -m benchmarks.train", description=__doc__)
-    parser.add_argument("--work", type=Path, required=True, help="folder of the model and of the run")
-    parser.add_argument("--out", type=Path, required=True, help="file of lines that the steps are added to")
+    parser.add_argument(
+        "--work", type=Path, required=True, help="folder of the model and of the run"
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="file of lines that the steps are added to"
+    )
     parser.add_argument("--toys", action="store_true", help="a toy, on a CPU")
     options = parser.parse_args()
     model = options.work / ("toy" if options.toys else "model")
     run = options.work / "run"
     # a Llama with random weights, and a small tokenizer; complete or not at all
     if not model.exists():
-        sizes = TINY | {"vocab_size": VOCABULARY} if options.toys else LLAMA_2_7B | {"num_hidden_layers": 2}
+        sizes = (
+            TINY | {"vocab_size": VOCABULARY}
+            if options.toys
+            else LLAMA_2_7B | {"num_hidden_layers": 2}
+        )
         aside = model.with_name(f"{model.name}.part")
         shutil.rmtree(aside, ignore_errors=True)
         tokenizer.train(["stdlib:typing.py"], VOCABULARY, aside)
@@ -65,18 +73,29 @@ def main() -> int:
             LlamaForCausalLM(LlamaConfig(**sizes)).to(torch.bfloat16).save_pretrained(aside)
         aside.rename(model)
 
-    fields: dict[str, Any] = FIELDS | {"model": model, "data_cache": options.work / "data", "output_dir": run}
+    fields: dict[str, Any] = FIELDS | {
+        "model": model,
+        "data_cache": options.work / "data",
+        "output_dir": run,
+    }
     fields |= TOY_FIELDS if options.toys else {}
     variables = environment() | ({"DS_ACCELERATOR": "cpu"} if options.toys else {})
     shutil.rmtree(run, ignore_errors=True)  # of an earlier try
     losses = []
     for name, more in (("trained", {}), ("resumed", {"resume": run / f"checkpoint-{SAVED}"})):
-        words = [word for field, value in (fields | more).items() for word in (f"--{field}", str(value))]
-        command = Starting(1, "deepspeed --num_accelerators 1").line(["launch", "launchers/extend_llama.py", *words])
+        words = [
+            word for field, value in (fields | more).items() for word in (f"--{field}", str(value))
+        ]
+        command = Starting(1, "deepspeed --num_accelerators 1").line(
+            ["launch", "launchers/extend_llama.py", *words]
+        )
         code = subprocess.run(command, env=variables).returncode
         if code != 0:
             return code
-        steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        steps = [
+            json.loads(line)
+            for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        ]
         table.append({"train": name, "steps": steps}, options.out)
         losses.append(next(x["loss"] for x in reversed(steps) if x["step"] == STEPS))
     print(f"loss of step {STEPS}: {losses[0]:.6f} trained, {losses[1]:.6f} resumed")

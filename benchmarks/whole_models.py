@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 
 from benchmarks import models
-from benchmarks.benchmark_case import BASELINE, BenchmarkCase, CaseEntry, Setting, Truth, expected_from
+from benchmarks.benchmark_case import (
+    BASELINE,
+    BenchmarkCase,
+    CaseEntry,
+    Setting,
+    Truth,
+    expected_from,
+)
 from benchmarks.measure import Runner
 from benchmarks.shapes import Shape
 from tape_ds import TapeForCausalLM, encodings
@@ -39,7 +46,9 @@ def smoke(shape: Shape, setting: Setting) -> BenchmarkCase:
 
     def build(encoding: str, backend: str) -> Runner:
         model = member(encoding, backend)
-        return models.training(model, shape)._replace(outcome=lambda: smoke_outcome(model, shape, cached=True))
+        return models.training(model, shape)._replace(
+            outcome=lambda: smoke_outcome(model, shape, cached=True)
+        )
 
     def truth(encoding: str) -> Truth:
         model = member(encoding, "sdpa")
@@ -72,17 +81,26 @@ def smoke_outcome(model: TapeForCausalLM, shape: Shape, cached: bool) -> dict[st
                 ]
                 found["decoded logits"] = torch.cat(decoded, dim=1)
             else:
-                found["decoded logits"] = model(input_ids=first, use_cache=False).logits[:, -DECODED:]
+                found["decoded logits"] = model(input_ids=first, use_cache=False).logits[
+                    :, -DECODED:
+                ]
         model.train()
 
     before = models.loss(model, ids_BT, **packing)
     before.backward()
     weights = dict(model.named_parameters())
     initial = {name: weight.detach().clone() for name, weight in weights.items()}
-    found |= {f"d {name}": weight.grad.clone() for name, weight in weights.items() if weight.grad is not None}
+    found |= {
+        f"d {name}": weight.grad.clone()
+        for name, weight in weights.items()
+        if weight.grad is not None
+    }
     torch.optim.AdamW(weights.values(), lr=RATE).step()
     with torch.no_grad():
-        found |= {"loss": before.detach()[None], "loss after a step": models.loss(model, ids_BT, **packing)[None]}
+        found |= {
+            "loss": before.detach()[None],
+            "loss after a step": models.loss(model, ids_BT, **packing)[None],
+        }
         for name, weight in weights.items():
             weight.copy_(initial[name])
     return found
@@ -122,11 +140,17 @@ def recipe(shape: Shape, setting: Setting) -> BenchmarkCase:
         return models.truth(prepared(encoding, first), shape, torch.float32)
 
     entries = [
-        CaseEntry(f"attend {backend}{suffix}", encoding, functools.partial(build, encoding, backend, not suffix))
+        CaseEntry(
+            f"attend {backend}{suffix}",
+            encoding,
+            functools.partial(build, encoding, backend, not suffix),
+        )
         for suffix in ("", ", no recomputation")
         for encoding, backend in compared
     ]
-    return BenchmarkCase(entries, {encoding: functools.partial(truth, encoding) for encoding in models.ENCODINGS})
+    return BenchmarkCase(
+        entries, {encoding: functools.partial(truth, encoding) for encoding in models.ENCODINGS}
+    )
 
 
 def every_encoding(shape: Shape, setting: Setting) -> BenchmarkCase:

@@ -27,12 +27,19 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         page = waiting.pop()
         for link in _LINK.finditer(page.read_text(encoding="utf-8")):
             target = resolved(page, link[2])
-            if target is None or target in taken or files.get_file_from_path(place(target)) is not None:
+            if (
+                target is None
+                or target in taken
+                or files.get_file_from_path(place(target)) is not None
+            ):
                 continue
             taken.add(target)
             if target.is_dir():
                 names = sorted(path.name for path in target.iterdir() if path.is_file())
-                lines = [f"- [{name}]({name})" if DOCS in target.parents else f"- `{name}`" for name in names]
+                lines = [
+                    f"- [{name}]({name})" if DOCS in target.parents else f"- `{name}`"
+                    for name in names
+                ]
                 text = "\n".join([f"# {target.relative_to(ROOT).as_posix()}", "", *lines])
                 files.append(File.generated(config, place(target), content=text))
                 continue

@@ -22,7 +22,9 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, **options: Any):
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
+        super().__init__(
+            formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options
+        )
 
     def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
         words = sys.argv[1:] if args is None else list(args)
@@ -33,8 +35,12 @@ class Parser(argparse.ArgumentParser):
             if not name.startswith("--") or " " in name or name in self._option_string_actions:
                 continue
             follows = words[number + 1 : number + 2]
-            shown = " ".join([word, *(each for each in follows if "=" not in word and not each.startswith("-"))])
-            remedy = did_you_mean(name, [option for option in self._option_string_actions if option[:2] == "--"])
+            shown = " ".join(
+                [word, *(each for each in follows if "=" not in word and not each.startswith("-"))]
+            )
+            remedy = did_you_mean(
+                name, [option for option in self._option_string_actions if option[:2] == "--"]
+            )
             self.error(f"{shown}: unknown option; {remedy}")
         return super().parse_args(words, namespace)
 
@@ -48,7 +54,9 @@ class Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
-            raise argparse.ArgumentError(action, f"{value!r} is unknown; {did_you_mean(value, action.choices)}")
+            raise argparse.ArgumentError(
+                action, f"{value!r} is unknown; {did_you_mean(value, action.choices)}"
+            )
 
     def error(self, message: str) -> NoReturn:
         """Print one line from rank 0, and exit as for any mistake of a user."""
@@ -108,8 +116,14 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         "transformers loads, a peft adapter, a .gguf file, or smollm2",
     )
     group.add_argument("--tokenizer", help="folder or hub id; default: the model's own")
-    group.add_argument("--dtype", default="auto", choices=DTYPES, help="of the weights; auto: as they are stored")
-    group.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ...; auto: a GPU of this process, or cpu")
+    group.add_argument(
+        "--dtype", default="auto", choices=DTYPES, help="of the weights; auto: as they are stored"
+    )
+    group.add_argument(
+        "--device",
+        default="auto",
+        help="cpu, cuda, cuda:1, ...; auto: a GPU of this process, or cpu",
+    )
     group.add_argument(
         "--position_updates",
         default="on",
@@ -123,7 +137,9 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         help="yarn: YaRN's, to the length of each text from the one that the model was trained on",
     )
     group.add_argument(
-        "--trust_remote_code", action="store_true", help="run code that the model's folder or hub repository carries"
+        "--trust_remote_code",
+        action="store_true",
+        help="run code that the model's folder or hub repository carries",
     )
     add_base_anyway(group)
 
@@ -132,11 +148,18 @@ def add_output(parser: argparse.ArgumentParser, *, seed: bool = True) -> None:
     """Add the folder of results, and the ``seed``."""
     group = parser.add_argument_group("results")
     group.add_argument(
-        "--output", help="folder; default: 'evaluation' in a run's folder, else runs/evaluation/NAME OF THE MODEL"
+        "--output",
+        help="folder; default: 'evaluation' in a run's folder, else runs/evaluation/NAME OF THE MODEL",
     )
-    group.add_argument("--overwrite", action="store_true", help="replace another evaluation's result in that folder")
+    group.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace another evaluation's result in that folder",
+    )
     if seed:
-        group.add_argument("--seed", type=int, default=0, help="of everything that is drawn (default: 0)")
+        group.add_argument(
+            "--seed", type=int, default=0, help="of everything that is drawn (default: 0)"
+        )
 
 
 def named(typed: str) -> tuple[str | None, str]:

@@ -58,10 +58,14 @@ def build_aside(finished: Path, build: Callable[[Path], None], field: str = "out
         try:
             lock.acquire()
         except Timeout as error:
-            raise UserError(Problem(field, str(finished), "another process is writing it", remedy)) from error
+            raise UserError(
+                Problem(field, str(finished), "another process is writing it", remedy)
+            ) from error
         try:
             if finished.exists() or not _build(finished, build):
-                raise UserError(Problem(field, str(finished), "another process wrote it meanwhile", remedy))
+                raise UserError(
+                    Problem(field, str(finished), "another process wrote it meanwhile", remedy)
+                )
         finally:
             Path(lock.lock_file).unlink(missing_ok=True)
             lock.release()

@@ -31,10 +31,14 @@ rank 0 must have printed its message by then."""
 
 REDACTED = "<redacted>"
 # whole words only: `hub_token` is a credential, `min_document_tokens` is not
-SECRET_NAME = re.compile(r"(^|[_-])(hub_token|auth_token|access_token|api_key|apikey|password|secret)$|^token$", re.I)
+SECRET_NAME = re.compile(
+    r"(^|[_-])(hub_token|auth_token|access_token|api_key|apikey|password|secret)$|^token$", re.I
+)
 """Names of options and fields that hold a credential."""
 # HF_TOKEN, WANDB_API_KEY, AWS_SECRET_ACCESS_KEY
-_SECRET_VARIABLE = re.compile(r"(^|_)(TOKEN|API_?KEY|PASSWORD|PASSWD|SECRET|(ACCESS|ACCOUNT|PRIVATE|SECRET)_KEY)$")
+_SECRET_VARIABLE = re.compile(
+    r"(^|_)(TOKEN|API_?KEY|PASSWORD|PASSWD|SECRET|(ACCESS|ACCOUNT|PRIVATE|SECRET)_KEY)$"
+)
 _SHORTEST_SECRET = 8  # characters; not `1` or `true`
 _SECRET_TEXT = re.compile(
     r"""
@@ -48,7 +52,8 @@ _SECRET_TEXT = re.compile(
 )
 _URL = re.compile(r"(?<=://)[^\s#\"']+")
 _SECRET_PARAMETER = re.compile(  # signatures of presigned URLs too
-    r"([?&](?:[\w-]*(?:signature|credential|token|secret|password|api_?key|accesskeyid)|sig|key)=)[^&]+", re.I
+    r"([?&](?:[\w-]*(?:signature|credential|token|secret|password|api_?key|accesskeyid)|sig|key)=)[^&]+",
+    re.I,
 )
 
 
@@ -62,7 +67,11 @@ class Problem:
     remedy: str
 
     def __str__(self) -> str:
-        shown = repr(REDACTED) if self.value and SECRET_NAME.search(self.field) else redacted(repr(self.value))
+        shown = (
+            repr(REDACTED)
+            if self.value and SECRET_NAME.search(self.field)
+            else redacted(repr(self.value))
+        )
         if len(shown) > 120:
             shown = shown[:117] + "..."
         return f"{self.field} = {shown}: {self.wrong}\n      remedy: {self.remedy}"
@@ -106,7 +115,9 @@ def collecting(problems: list[Problem], field: str = "{}") -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        renamed = (replace(problem, field=field.format(problem.field)) for problem in error.problems)
+        renamed = (
+            replace(problem, field=field.format(problem.field)) for problem in error.problems
+        )
         problems += [problem for problem in renamed if problem not in problems]
 
 
@@ -123,7 +134,10 @@ def check_folder(field: str, given: str | Path, *, writable: bool = True) -> lis
 
 
 def disk_error(
-    error: BaseException, field: str = "disk", folder: str | Path | None = None, remedy: str | None = None
+    error: BaseException,
+    field: str = "disk",
+    folder: str | Path | None = None,
+    remedy: str | None = None,
 ) -> DiskError | None:
     """Return the error to raise if a disk's refusal caused ``error`` (:func:`tape_ds.storage.refusal`), else None.
     ``folder`` is the one written to, by default the refused file's; ``remedy`` is added to making room."""
@@ -145,7 +159,9 @@ def disk_error(
     file = None
     if isinstance(refused.filename, str | bytes):
         file = Path(os.fsdecode(refused.filename))
-    if file is not None and (folder is None or storage.disk_of(file) != storage.disk_of(Path(folder))):
+    if file is not None and (
+        folder is None or storage.disk_of(file) != storage.disk_of(Path(folder))
+    ):
         folder = file.parent
     if folder is None:
         wrong = f"it refused a write, and the error names no file ({refused.strerror or refused})"
@@ -159,7 +175,9 @@ def too_many_files(error: BaseException) -> DiskError | None:
         if isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE):
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             wrong = f"too many open files ({cause.filename or cause.strerror})"
-            return DiskError(Problem("ulimit -n", limit, wrong, "raise it, for example: ulimit -n 4096"))
+            return DiskError(
+                Problem("ulimit -n", limit, wrong, "raise it, for example: ulimit -n 4096")
+            )
     return None
 
 
@@ -179,7 +197,9 @@ def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     """``"did you mean 'x'?"`` for the closest candidate, else the list of candidates (cut if it is long)."""
     names = sorted(str(candidate) for candidate in candidates)
     completions = [each for each in names if len(str(name)) > 2 and each.startswith(str(name))]
-    close = difflib.get_close_matches(str(name), completions or names, n=1, cutoff=0.0 if completions else 0.6)
+    close = difflib.get_close_matches(
+        str(name), completions or names, n=1, cutoff=0.0 if completions else 0.6
+    )
     if close:
         return f"did you mean {close[0]!r}?"
     return "one of: " + ", ".join(names[:20]) + (" ..." if len(names) > 20 else "")
@@ -219,7 +239,11 @@ def command(main: Callable[..., int | None]) -> Callable[..., int]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return ExitCode.FAILURE
         except Exception as error:
-            mistake = error if isinstance(error, UserError) else disk_error(error) or too_many_files(error)
+            mistake = (
+                error
+                if isinstance(error, UserError)
+                else disk_error(error) or too_many_files(error)
+            )
             if mistake is None:
                 raise
             report(str(mistake), mistake.on_one_rank)

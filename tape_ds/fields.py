@@ -72,7 +72,11 @@ def rule(*names: str) -> Callable[[_Rule], _Rule]:
 
 def run_rules(checked: object, broken: set[str], *arguments: object) -> Iterator[Problem]:
     """Yield what the rules of a section or a recipe find, except those that read a field of ``broken``."""
-    methods = {name: method for kind in reversed(type(checked).__mro__) for name, method in vars(kind).items()}
+    methods = {
+        name: method
+        for kind in reversed(type(checked).__mro__)
+        for name, method in vars(kind).items()
+    }
     for method in methods.values():
         reads = getattr(method, "reads", None)
         if isinstance(reads, tuple) and broken.isdisjoint(reads):
@@ -99,7 +103,9 @@ class Section(BaseModel):
 
     @field_validator("*", mode="wrap")
     @classmethod
-    def _as_meant(cls, value: Any, validated: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+    def _as_meant(
+        cls, value: Any, validated: ValidatorFunctionWrapHandler, info: ValidationInfo
+    ) -> Any:
         """Validate what YAML gave, spelled as the type has it: a text as a list of one, 1e6 as a whole number, and what
         YAML takes for a truth value as a choice called ``off``."""
         annotation = cls.model_fields[str(info.field_name)].annotation
@@ -107,14 +113,22 @@ class Section(BaseModel):
             raise WrongValueError("wrong type", "give a number of 64 bits")
         if not cls.AS_MEANT:
             return validated(value)
-        if isinstance(value, str) and value[:1] != "[" and takes(annotation, list) and not takes(annotation, str):
+        if (
+            isinstance(value, str)
+            and value[:1] != "["
+            and takes(annotation, list)
+            and not takes(annotation, str)
+        ):
             value = [value]
         elif isinstance(value, float) and value.is_integer() and takes(annotation, int):
             value = value if takes(annotation, float) else int(value)
         elif isinstance(value, bool) and not takes(annotation, bool):
             literals = [member for member in _members(annotation) if get_origin(member) is Literal]
             choices = [choice for member in literals for choice in get_args(member)]
-            value = next((word for word in (("on", "yes") if value else ("off", "no")) if word in choices), value)
+            value = next(
+                (word for word in (("on", "yes") if value else ("off", "no")) if word in choices),
+                value,
+            )
         found = validated(value)
         # 5 stays 5 where 5.0 is a value as well
         if type(value) is int and found == value:
@@ -127,7 +141,9 @@ class Section(BaseModel):
         found: dict[str, FieldInfo] = {}
         for name, field in cls.model_fields.items():
             inner = _section(field)
-            found |= {prefix + name: field} if inner is None else inner.flat_fields(f"{prefix}{name}_")
+            found |= (
+                {prefix + name: field} if inner is None else inner.flat_fields(f"{prefix}{name}_")
+            )
         return found
 
     @classmethod
@@ -141,7 +157,11 @@ class Section(BaseModel):
                 section = cls
                 name = str(each["loc"][0])
                 own = str(each["loc"][0])
-                if own in cls.model_fields and (inner := _section(cls.model_fields[own])) and len(each["loc"]) > 1:
+                if (
+                    own in cls.model_fields
+                    and (inner := _section(cls.model_fields[own]))
+                    and len(each["loc"]) > 1
+                ):
                     section = inner
                     own = str(each["loc"][1])
                     name = f"{name}_{own}"
@@ -149,16 +169,26 @@ class Section(BaseModel):
                 kind = each["type"]
                 cause = each.get("ctx", {}).get("error")
                 if kind == "extra_forbidden":
-                    problem = Problem(name, value, "unknown field", did_you_mean(own, section.model_fields))
+                    problem = Problem(
+                        name, value, "unknown field", did_you_mean(own, section.model_fields)
+                    )
                 elif kind == "missing":
-                    problem = Problem(name, None, "missing", f"write {name}: in the recipe, or --{name} VALUE")
+                    problem = Problem(
+                        name, None, "missing", f"write {name}: in the recipe, or --{name} VALUE"
+                    )
                 elif isinstance(cause, WrongValueError):
                     problem = Problem(name, value, str(cause), cause.remedy)
                 elif kind.startswith(("greater_than", "less_than")):
                     field = section.model_fields[own]
-                    marks = [(side, getattr(mark, side, None)) for mark in field.metadata for side in _SIDES]
+                    marks = [
+                        (side, getattr(mark, side, None))
+                        for mark in field.metadata
+                        for side in _SIDES
+                    ]
                     # an item of a list has its bounds in the error
-                    bounds = {side: bound for side, bound in marks if bound is not None} or each["ctx"]
+                    bounds = {side: bound for side, bound in marks if bound is not None} or each[
+                        "ctx"
+                    ]
                     remedy = _RANGES[tuple(sorted(bounds))].format(**bounds)
                     optional = ""
                     if takes(field.annotation, type(None)):
@@ -169,7 +199,9 @@ class Section(BaseModel):
                     quotes = ""
                     if takes(annotation, str):
                         quotes = " (in quotes if it looks like a number)"
-                    problem = Problem(name, value, "wrong type", f"give {spelled(annotation)}{quotes}")
+                    problem = Problem(
+                        name, value, "wrong type", f"give {spelled(annotation)}{quotes}"
+                    )
                 found.setdefault(name, problem)
             return list(found.values())
         return []
@@ -189,7 +221,11 @@ class Section(BaseModel):
         found: dict[str, Any] = {}
         for name in type(self).model_fields:
             value = getattr(self, name)
-            found |= value.flat(f"{prefix}{name}_") if isinstance(value, Section) else {prefix + name: value}
+            found |= (
+                value.flat(f"{prefix}{name}_")
+                if isinstance(value, Section)
+                else {prefix + name: value}
+            )
         return found
 
 
@@ -207,8 +243,14 @@ def takes(annotation: Any, kind: type) -> bool:
 
 def _members(annotation: Any) -> tuple[Any, ...]:
     """Return the members of a union, without their bounds; of any other type, itself."""
-    members = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
-    return tuple(get_args(member)[0] if get_origin(member) is Annotated else member for member in members)
+    members = (
+        get_args(annotation)
+        if get_origin(annotation) in (Union, types.UnionType)
+        else (annotation,)
+    )
+    return tuple(
+        get_args(member)[0] if get_origin(member) is Annotated else member for member in members
+    )
 
 
 _SIDES = ("ge", "gt", "le", "lt")

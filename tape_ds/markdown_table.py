@@ -5,7 +5,9 @@ from collections.abc import Iterable, Sequence
 _RULES = {"l": "---", "r": "---:"}
 
 
-def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str | None = None) -> str:
+def markdown_table(
+    header: Sequence[str], rows: Iterable[Sequence[str]], align: str | None = None
+) -> str:
     """Return a table without a final line break.
 
     Args:

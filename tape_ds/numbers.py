@@ -58,7 +58,10 @@ def summarise(names: tuple[str, ...]) -> str:
         layer = int(parts[place]) if place is not None else -1
         shape = ".".join("{}" if i == place else part for i, part in enumerate(parts))
         groups.setdefault(shape, []).append(layer)
-    return "\n".join(shape.replace("{}", "{" + ",".join(stretches(layers)) + "}") for shape, layers in groups.items())
+    return "\n".join(
+        shape.replace("{}", "{" + ",".join(stretches(layers)) + "}")
+        for shape, layers in groups.items()
+    )
 
 
 def stretches(numbers: Iterable[int]) -> list[str]:

@@ -9,7 +9,15 @@ from typing import Any
 from tape_ds import storage
 from tape_ds.errors import Problem, check_folder
 
-FIELDS = ("output_dir", "data_cache", "data_dir", "resume", "resume_from_checkpoint", "model", "tokenizer")
+FIELDS = (
+    "output_dir",
+    "data_cache",
+    "data_dir",
+    "resume",
+    "resume_from_checkpoint",
+    "model",
+    "tokenizer",
+)
 """Fields whose text is, or may be, a path."""
 
 LONGEST_NAME = 255

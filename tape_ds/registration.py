@@ -24,7 +24,9 @@ TYPES = {
         causal_lm="tape_ds.models.gptj.ScaledGPTJForCausalLM",
     ),
 }
-CLASSES = {full_name.rpartition(".")[2]: full_name for names in TYPES.values() for full_name in names}
+CLASSES = {
+    full_name.rpartition(".")[2]: full_name for names in TYPES.values() for full_name in names
+}
 """The classes by their names alone, as attributes of ``tape_ds``."""
 
 

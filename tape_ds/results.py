@@ -24,7 +24,15 @@ from typing import Any, get_args, get_origin, get_type_hints
 import psutil
 
 from tape_ds import storage
-from tape_ds.errors import REDACTED, SECRET_NAME, Problem, UserError, did_you_mean, raise_if_any, redacted
+from tape_ds.errors import (
+    REDACTED,
+    SECRET_NAME,
+    Problem,
+    UserError,
+    did_you_mean,
+    raise_if_any,
+    redacted,
+)
 
 SCHEMA = 1
 WITHOUT_UPDATES = "updates off"
@@ -34,8 +42,27 @@ UNTOUCHED = "untouched"
 UNTRAINED = ", untrained"
 """Suffix of a variant's name: the base with the run's RoPE parameters, nothing trained."""
 PACKAGES = (
-    *("tape_ds", "torch", "triton", "deepspeed", "transformers", "tokenizers", "datasets", "peft", "accelerate"),
-    *("safetensors", "sentencepiece", "gguf", "numpy", "lm-eval", "rouge-score", "wandb", "flash-attn"),
+    *(
+        "tape_ds",
+        "torch",
+        "triton",
+        "deepspeed",
+        "transformers",
+        "tokenizers",
+        "datasets",
+        "peft",
+        "accelerate",
+    ),
+    *(
+        "safetensors",
+        "sentencepiece",
+        "gguf",
+        "numpy",
+        "lm-eval",
+        "rouge-score",
+        "wandb",
+        "flash-attn",
+    ),
     "liger-kernel",
 )
 NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -127,12 +154,16 @@ def hardware() -> dict[str, Any]:
     cpu = platform.processor() or platform.machine()
     # Linux
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
-        cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
+        cpu = next(
+            (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu
+        )
     gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     return {
         "platform": platform.platform(),
         "cpu": cpu,
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
         "physical_cores": psutil.cpu_count(logical=False),
         "memory_bytes": psutil.virtual_memory().total,
         "gpus": [{"name": gpu.name, "memory_bytes": gpu.total_memory} for gpu in gpus],
@@ -159,7 +190,11 @@ def _git(root: Path, *arguments: str) -> str | None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         done = subprocess.run(
-            ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=30, env=environment
+            ["git", "-C", str(root), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            env=environment,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
@@ -180,11 +215,17 @@ def load(path: str | Path) -> Result:
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(Problem("result", str(path), error.strerror or str(error), "name a readable file")) from None
+        raise UserError(
+            Problem("result", str(path), error.strerror or str(error), "name a readable file")
+        ) from None
     except ValueError as error:
-        raise UserError(Problem("result", str(path), f"is not JSON ({error})", "name a stored result")) from None
+        raise UserError(
+            Problem("result", str(path), f"is not JSON ({error})", "name a stored result")
+        ) from None
     if not isinstance(content, dict):
-        raise UserError(Problem("result", str(path), "is not a JSON object", "name a stored result"))
+        raise UserError(
+            Problem("result", str(path), "is not a JSON object", "name a stored result")
+        )
     if (schema := content.get("schema")) != SCHEMA:
         wrong = f"this version reads schema {SCHEMA}"
         raise UserError(Problem("schema", schema, wrong, "use the version that wrote it"))
@@ -198,12 +239,20 @@ def load(path: str | Path) -> Result:
         kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)
         expected = tuple(get_origin(kind) or kind for kind in kinds)
         if name not in content:
-            problems.append(Problem(name, None, "is missing", "the file was not written by tape_ds.results.save"))
+            problems.append(
+                Problem(
+                    name, None, "is missing", "the file was not written by tape_ds.results.save"
+                )
+            )
         elif not isinstance(content[name], expected) or isinstance(content[name], bool):
             types = " or ".join("null" if kind is NoneType else kind.__name__ for kind in expected)
-            problems.append(Problem(name, content[name], f"is not of type {types}", "restore the file"))
+            problems.append(
+                Problem(name, content[name], f"is not of type {types}", "restore the file")
+            )
     for name in sorted(set(content) - set(hints)):
-        problems.append(Problem(name, content[name], "is not a field of a result", did_you_mean(name, hints)))
+        problems.append(
+            Problem(name, content[name], "is not a field of a result", did_you_mean(name, hints))
+        )
     raise_if_any(problems)
     return Result(**{**content, "figures": _with_numbers(content["figures"])})
 
@@ -247,7 +296,10 @@ def redact(config: Mapping[str, Any]) -> dict[str, Any]:
 def _redact_texts(value: Any, name: str = "", *, by_name: bool = False) -> Any:
     """Replace credentials in every string of plain data, keys included, and values of secret names if ``by_name``."""
     if isinstance(value, dict):
-        return {redacted(key): _redact_texts(entry, key, by_name=by_name) for key, entry in value.items()}
+        return {
+            redacted(key): _redact_texts(entry, key, by_name=by_name)
+            for key, entry in value.items()
+        }
     if isinstance(value, list):
         return [_redact_texts(entry, name, by_name=by_name) for entry in value]
     if not isinstance(value, str):
@@ -257,7 +309,9 @@ def _redact_texts(value: Any, name: str = "", *, by_name: bool = False) -> Any:
     return redacted(value)
 
 
-def passkeys_of(rows: Sequence[Mapping[str, Any]], variant: str | None = None) -> list[Mapping[str, Any]]:
+def passkeys_of(
+    rows: Sequence[Mapping[str, Any]], variant: str | None = None
+) -> list[Mapping[str, Any]]:
     """Return the rows of one variant from a run's figure ``passkey``, by default of the last, the run's result."""
     name = rows[-1].get("variant") if rows and variant is None else variant
     return [row for row in rows if row.get("variant") == name]

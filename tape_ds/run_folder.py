@@ -93,7 +93,11 @@ def older_trained_files(output: Path) -> list[str]:
     record = read(folder / RECORD) or {}
     if not {"method", "names", "format"} <= record.keys():
         return []
-    return [path.name for path in folder.iterdir() if path.is_file() and _TRAINED_FILES.fullmatch(path.name)]
+    return [
+        path.name
+        for path in folder.iterdir()
+        if path.is_file() and _TRAINED_FILES.fullmatch(path.name)
+    ]
 
 
 def add_trained_files(output: Path, names: Iterable[str]) -> None:

@@ -136,7 +136,9 @@ def disk_of(path: Path) -> int:
 
 def existing(path: Path) -> Path:
     """Return ``path`` or, of the folders around it, the innermost that exists."""
-    return next(each for each in (path.absolute(), *path.absolute().parents) if os.path.lexists(each))
+    return next(
+        each for each in (path.absolute(), *path.absolute().parents) if os.path.lexists(each)
+    )
 
 
 def refusal(error: BaseException) -> OSError | None:
@@ -154,7 +156,9 @@ def refusal(error: BaseException) -> OSError | None:
         if cause.errno in READ_ONLY and isinstance(cause.filename, str | bytes):
             # a missing permission to write: the file can be read, or does not exist yet
             path = Path(os.fsdecode(cause.filename))
-            if os.access(path, os.R_OK) or (os.access(path.parent, os.X_OK) and not os.access(path.parent, os.W_OK)):
+            if os.access(path, os.R_OK) or (
+                os.access(path.parent, os.X_OK) and not os.access(path.parent, os.W_OK)
+            ):
                 return cause
     # after the system's own errors: torch raises its own words over them
     for cause in found:
@@ -207,7 +211,9 @@ def explain(error: OSError, folder: Path) -> str:
 
 def trouble(error: BaseException, folder: Path) -> str | None:
     """:func:`explain` the system error that caused ``error``; None if there is none."""
-    found = refusal(error) or next((cause for cause in causes(error) if isinstance(cause, OSError)), None)
+    found = refusal(error) or next(
+        (cause for cause in causes(error) if isinstance(cause, OSError)), None
+    )
     if found is None:
         return None
     return explain(found, folder)

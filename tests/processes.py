@@ -34,10 +34,17 @@ ORPHAN_SECONDS = 30
 """What the ranks of a job have to be gone within when one of them, or their launcher, was killed."""
 LIBRARIES = [
     f"tape_ds.training.{name}"
-    for name in ("execution", "runs.extension", "runs.finetuning", "runs.generated", "runs.pretraining")
+    for name in (
+        "execution",
+        "runs.extension",
+        "runs.finetuning",
+        "runs.generated",
+        "runs.pretraining",
+    )
 ]
 LIBRARIES += ["tape_ds.checkpoint.merging"]
-LIBRARIES += ["deepspeed.runtime.zero.muon.muon_optimizer"]  # which an engine imports when it starts
+# which an engine imports when it starts
+LIBRARIES += ["deepspeed.runtime.zero.muon.muon_optimizer"]
 """What the server imports, with all that these import."""
 
 
@@ -66,10 +73,15 @@ class _Logged:
 class Launch(_Logged):
     """A job that was started as a user starts it, as a new session of processes."""
 
-    def __init__(self, command: Sequence[str | Path], log: Path, environment: Mapping[str, str] | None = None):
+    def __init__(
+        self, command: Sequence[str | Path], log: Path, environment: Mapping[str, str] | None = None
+    ):
         """Start a command line that prints to ``log``, with ``environment`` added to this process's."""
         self.log = log
-        own = {"HF_HUB_OFFLINE": "1", "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+        own = {
+            "HF_HUB_OFFLINE": "1",
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        }
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as file:
             self.process = subprocess.Popen(
@@ -92,19 +104,26 @@ class Launch(_Logged):
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
-                if os.getsid(process.pid) == self.process.pid and process.status() != psutil.STATUS_ZOMBIE:
+                if (
+                    os.getsid(process.pid) == self.process.pid
+                    and process.status() != psutil.STATUS_ZOMBIE
+                ):
                     found.append(process)
         return found
 
     def launcher(self) -> psutil.Process | None:
         """DeepSpeed's launch.py, while it lives."""
-        return next((each for each in self.members() if "deepspeed.launcher.launch" in _words(each)), None)
+        return next(
+            (each for each in self.members() if "deepspeed.launcher.launch" in _words(each)), None
+        )
 
     def ranks(self) -> dict[int, psutil.Process]:
         """The ranks that live, by number; loader workers look alike and are their children."""
         found: dict[int, psutil.Process] = {}
         for process in sorted(self.members(), key=lambda each: each.pid):
-            number = next((word for word in _words(process) if word.startswith("--local_rank=")), None)
+            number = next(
+                (word for word in _words(process) if word.startswith("--local_rank=")), None
+            )
             if number is not None:
                 found.setdefault(int(number.partition("=")[2]), process)
         return found
@@ -116,7 +135,9 @@ class Launch(_Logged):
         except subprocess.TimeoutExpired:
             stuck = [(each.pid, each.status()) for each in self.members()]
             self.kill()
-            raise AssertionError(f"no end after {seconds:.0f} s: {stuck}\n{self.printed[-3000:]}") from None
+            raise AssertionError(
+                f"no end after {seconds:.0f} s: {stuck}\n{self.printed[-3000:]}"
+            ) from None
 
     def gone(self, seconds: float = ORPHAN_SECONDS) -> float:
         """Wait until no process of the job lives, and return how long that took; after ``seconds`` kill those that do
@@ -127,7 +148,9 @@ class Launch(_Logged):
             if time.monotonic() - begin > seconds:
                 names = [f"{each.pid} {' '.join(_words(each))[-160:]}" for each in living]
                 self.kill()
-                raise AssertionError(f"after {seconds:.0f} s these still lived: {names}\n{self.printed[-3000:]}")
+                raise AssertionError(
+                    f"after {seconds:.0f} s these still lived: {names}\n{self.printed[-3000:]}"
+                )
             time.sleep(0.1)
             self.process.poll()
         return time.monotonic() - begin
@@ -163,11 +186,20 @@ class Forked(_Logged):
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         log.touch()
-        job = {"WORLD_SIZE": str(processes), "LOCAL_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1"}
+        job = {
+            "WORLD_SIZE": str(processes),
+            "LOCAL_SIZE": str(processes),
+            "MASTER_ADDR": "127.0.0.1",
+        }
         job |= {"MASTER_PORT": str(free_port()), "HF_HUB_OFFLINE": "1", **(environment or {})}
-        told = [variables() | job | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
+        told = [
+            variables() | job | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            for rank in range(processes)
+        ]
         words = [str(word) for word in words]
-        self._processes = [server().Process(target=_become, args=(script, words, log, own)) for own in told]
+        self._processes = [
+            server().Process(target=_become, args=(script, words, log, own)) for own in told
+        ]
         for process in self._processes:
             process.start()
 
@@ -179,7 +211,11 @@ class Forked(_Logged):
     @property
     def codes(self) -> dict[int, int]:
         """Exit codes of the ranks that have ended, by their process ids."""
-        return {process.pid: process.exitcode for process in self._processes if process.exitcode is not None}
+        return {
+            process.pid: process.exitcode
+            for process in self._processes
+            if process.exitcode is not None
+        }
 
     @property
     def ended(self) -> bool:
@@ -195,7 +231,9 @@ class Forked(_Logged):
                 deadline = min(deadline, time.monotonic() + ORPHAN_SECONDS)
             if time.monotonic() > deadline:
                 self.kill()
-                raise AssertionError(f"exit codes {list(self.codes.values())}, then no end\n{self.printed[-3000:]}")
+                raise AssertionError(
+                    f"exit codes {list(self.codes.values())}, then no end\n{self.printed[-3000:]}"
+                )
             time.sleep(0.02)
         return failed or next((code for code in self.codes.values() if code), 0)
 
@@ -216,7 +254,13 @@ Job = Launch | Forked
 def variables() -> dict[str, str]:
     """The environment of every job's processes."""
     # nor what a run within this process has set for its trackers
-    left_out = ("TRITON_INTERPRET", "TENSORBOARD_LOGGING_DIR", "WANDB_DIR", "WANDB_RUN_ID", "WANDB_RESUME")
+    left_out = (
+        "TRITON_INTERPRET",
+        "TENSORBOARD_LOGGING_DIR",
+        "WANDB_DIR",
+        "WANDB_RUN_ID",
+        "WANDB_RESUME",
+    )
     inherited = {name: value for name, value in os.environ.items() if name not in left_out}
     return inherited | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
@@ -237,7 +281,9 @@ def set_environment(variables: Mapping[str, str]) -> None:
     os.environ.update(variables)
 
 
-def _become(script: Path, words: Sequence[str], log: Path, environment: Mapping[str, str]) -> NoReturn:
+def _become(
+    script: Path, words: Sequence[str], log: Path, environment: Mapping[str, str]
+) -> NoReturn:
     """Be a rank, until its end."""
     settle()
     code = 1

@@ -145,7 +145,9 @@ def follow(way: Way, argv: list[str], folder: Path) -> list[str]:
         if flag in argv:
             argv[argv.index(flag)] = f"--{step.field}"
         elif step.is_for_a_file:
-            edited = [_edit(path, step) for path in (*folder.glob("*.yaml"), *folder.glob("*.json"))]
+            edited = [
+                _edit(path, step) for path in (*folder.glob("*.yaml"), *folder.glob("*.json"))
+            ]
             assert any(edited), step
         else:
             argv += [f"--{step.field}", "null" if step.value is None else step.value]

@@ -47,17 +47,28 @@ def test_a_disk_error_is_shown_by_its_rank_and_a_mistake_by_rank_0(monkeypatch, 
 def test_the_remedy_of_a_file_that_is_too_large_is_its_limit(monkeypatch, capsys):
     """Room on the disk does not help, and against a process's limit no other place does, which was named too; one of
     the file system is not raised."""
-    for limit, remedy in ((2**20, "raise the limit (ulimit -f unlimited); then"), (None, "name a disk whose file")):
+    for limit, remedy in (
+        (2**20, "raise the limit (ulimit -f unlimited); then"),
+        (None, "name a disk whose file"),
+    ):
         monkeypatch.setattr(storage, "file_limit", lambda limit=limit: limit)
         assert run(OSError(errno.EFBIG, "File too large", "/x/file")) == 2
         said = capsys.readouterr().err
-        assert "a file in /x is too large" in said and f"remedy: {remedy}" in said and "another place" not in said
+        assert (
+            "a file in /x is too large" in said
+            and f"remedy: {remedy}" in said
+            and "another place" not in said
+        )
 
 
 def test_a_limit_on_open_files_is_a_message(capsys):
     assert run(OSError(errno.EMFILE, "Too many open files", "/x/file")) == 2
     said = capsys.readouterr().err
-    assert "ulimit -n = " in said and "too many open files (/x/file)" in said and "ulimit -n 4096" in said
+    assert (
+        "ulimit -n = " in said
+        and "too many open files (/x/file)" in said
+        and "ulimit -n 4096" in said
+    )
 
 
 @pytest.mark.parametrize(
@@ -128,7 +139,9 @@ def main():
 raise SystemExit(main())
 """
     line = [sys.executable, "-c", code]
-    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as writing:
+    with subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
+    ) as writing:
         assert writing.stdout.readline() == b"0\n"
         writing.stdout.close()
         assert writing.stderr.read() == b"" and writing.wait() == 1
@@ -165,7 +178,13 @@ def test_a_process_without_its_streams_does_its_work_and_exits_with_0(tmp_path, 
     line = ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, WRITES]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        line, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+        line,
+        cwd=tmp_path,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "made").read_text() == "whole"

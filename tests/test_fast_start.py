@@ -13,7 +13,17 @@ LAUNCHERS = tuple(
     f"launchers/{name}.py"
     for name in ("extend_llama", "pretrain_c4", "finetune", "finetune_scrolls", "train_arithmetic")
 )
-HEAVY = ("torch", "transformers", "datasets", "deepspeed", "matplotlib", "peft", "accelerate", "scipy", "triton")
+HEAVY = (
+    "torch",
+    "transformers",
+    "datasets",
+    "deepspeed",
+    "matplotlib",
+    "peft",
+    "accelerate",
+    "scipy",
+    "triton",
+)
 # One process for all: each program starts where nothing heavy has been imported, or the one before it is named.
 STARTED = """
 import contextlib, io, runpy, sys
@@ -38,20 +48,27 @@ for words, code in {commands!r}:
 
 
 def run(code):
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("word, code", [("--help", 0), ("--halp", 2)])
 def test_commands_read_their_line_before_anything_heavy(word, code):
-    started = [["-m", "tape_ds"], *(["-m", "evaluation", *command.split()] for command in EVALUATION)]
+    started = [
+        ["-m", "tape_ds"],
+        *(["-m", "evaluation", *command.split()] for command in EVALUATION),
+    ]
     started += [[script] for script in (*LAUNCHERS, *TOOLS)]
     run(STARTED.format(commands=[([*words, word], code) for words in started], heavy=HEAVY))
 
 
 def test_recipes_are_listed_shown_and_checked_before_anything_heavy():
     started = [([script, word], 0) for script in LAUNCHERS for word in ("--list", "--print_config")]
-    started += [(["launchers/pretrain_c4.py", "--recipe", "c4_155m_bipe_rope", "--print_config"], 0)]
+    started += [
+        (["launchers/pretrain_c4.py", "--recipe", "c4_155m_bipe_rope", "--print_config"], 0)
+    ]
     started += [(["launchers/train_arithmetic.py", "--recipe", "look_back", "--print_config"], 0)]
     started += [(["launchers/extend_llama.py", "--recipe", "dmeo"], 2)]
     run(STARTED.format(commands=started, heavy=HEAVY))

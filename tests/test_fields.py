@@ -81,7 +81,12 @@ def test_a_field_of_an_inner_section_has_a_prefix():
     "name, value, meant",
     [
         *(("mode", False, "off"), ("mode", 1e6, 1_000_000), ("rate", 1e6, 1e6), ("rate", 5, 5)),
-        *(("words", "a", ["a"]), ("either", "a", "a"), ("tokens", "2k", 2048), ("lengths", ["1k", 5], [1024, 5])),
+        *(
+            ("words", "a", ["a"]),
+            ("either", "a", "a"),
+            ("tokens", "2k", 2048),
+            ("lengths", ["1k", 5], [1024, 5]),
+        ),
     ],
 )
 def test_spelling(name, value, meant):
@@ -92,4 +97,6 @@ def test_spelling(name, value, meant):
 def test_rules_run_where_the_fields_they_read_are_correct():
     asked = Outer.build({"name": "a", "rate": 4.0})
     assert [each.field for each in fields.run_rules(asked, {"name"}, 1.0)] == ["rate"]
-    assert not list(fields.run_rules(asked, {"share"}, 1.0)) and not list(fields.run_rules(asked, set(), 3.0))
+    assert not list(fields.run_rules(asked, {"share"}, 1.0)) and not list(
+        fields.run_rules(asked, set(), 3.0)
+    )

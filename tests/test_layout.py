@@ -31,7 +31,9 @@ def imported_names(tree, package):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = (
+                package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            )
             origin = ".".join([*base, *([node.module] if node.module else [])])
             yield origin
             yield from (f"{origin}.{alias.name}" for alias in node.names)
@@ -54,7 +56,11 @@ def test_the_model_knows_nothing_of_torch_distributed():
 
 
 def test_the_search_for_torch_distributed_finds_each_form():
-    for line in ("import torch.distributed as dist", "from torch import distributed", "torch.distributed.barrier()"):
+    for line in (
+        "import torch.distributed as dist",
+        "from torch import distributed",
+        "torch.distributed.barrier()",
+    ):
         assert "torch.distributed" in set(imported_names(ast.parse(line), "tape_ds.models"))
 
 
@@ -72,7 +78,11 @@ def called(node):
 
 
 def strings_in(node):
-    return {each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)}
+    return {
+        each.value
+        for each in ast.walk(node)
+        if isinstance(each, ast.Constant) and isinstance(each.value, str)
+    }
 
 
 def branches_on_an_encoding(tree, names):
@@ -81,7 +91,10 @@ def branches_on_an_encoding(tree, names):
         if isinstance(node, ast.Compare):
             asked, answers = [node.left, *node.comparators], strings_in(node)
         elif isinstance(node, ast.Match):
-            asked, answers = [node.subject], set().union(*(strings_in(case.pattern) for case in node.cases))
+            asked, answers = (
+                [node.subject],
+                set().union(*(strings_in(case.pattern) for case in node.cases)),
+            )
         else:
             continue
         words = {word for each in asked for word in str(called(each)).lower().split("_")}
@@ -110,7 +123,11 @@ encoding == "utf-8" or name == "rope"
 
 
 def test_the_search_for_names_of_encodings_finds_them():
-    assert sorted(branches_on_an_encoding(ast.parse(BRANCHES), set(encodings.available()))) == [2, 3, 4]
+    assert sorted(branches_on_an_encoding(ast.parse(BRANCHES), set(encodings.available()))) == [
+        2,
+        3,
+        4,
+    ]
 
 
 def test_no_class_name_is_defined_twice():
@@ -163,7 +180,12 @@ print(early, heavy, jit.triton, jit.tl, jit.INTERPRETED, jit.why_not(torch.zeros
 def test_everything_imports_without_gpu_network_or_optional_packages():
     """The package alone imports no library, and the model no training library; ``tape_ds.register()`` lets
     transformers' auto classes load our model types."""
-    environment = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
+    environment = {
+        "CUDA_VISIBLE_DEVICES": "",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "PATH": "/usr/bin:/bin",
+    }
     code = [sys.executable, "-c", IMPORT_ALL]
     done = subprocess.run(code, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -32,15 +32,34 @@ CODE = sorted(
 )
 
 NEVER_CALLED = {
-    *("pickle.load", "pickle.loads", "pickle.Unpickler", "marshal.load", "marshal.loads", "shelve.open"),
+    *(
+        "pickle.load",
+        "pickle.loads",
+        "pickle.Unpickler",
+        "marshal.load",
+        "marshal.loads",
+        "shelve.open",
+    ),
     *("os.system", "os.popen", "pty.spawn", "subprocess.getoutput", "subprocess.getstatusoutput"),
-    *("yaml.load", "yaml.load_all", "yaml.full_load", "yaml.unsafe_load", "yaml.full_load_all", "yaml.unsafe_load_all"),
+    *(
+        "yaml.load",
+        "yaml.load_all",
+        "yaml.full_load",
+        "yaml.unsafe_load",
+        "yaml.full_load_all",
+        "yaml.unsafe_load_all",
+    ),
     *("eval", "exec", "__import__", "shutil.unpack_archive"),
 }
 """Calls that run what they are given, or unpack an archive wherever its members say."""
 NEVER_IMPORTED = {"joblib", "dill", "cloudpickle", "shelve", "marshal"}
 NEVER_A_METHOD = {"extractall", "extract", "read_pickle"}
-NEVER_AN_ARGUMENT = {"trust_remote_code": True, "shell": True, "allow_pickle": True, "weights_only": False}
+NEVER_AN_ARGUMENT = {
+    "trust_remote_code": True,
+    "shell": True,
+    "allow_pickle": True,
+    "weights_only": False,
+}
 SAFE_LOADERS = {"SafeLoader", "CSafeLoader"}
 
 
@@ -57,9 +76,19 @@ def offences(tree):
     """(line, what is wrong with it) of everything that the rules forbid."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
-            yield from ((node.lineno, name) for name in names if name.split(".")[0] in NEVER_IMPORTED)
-        elif isinstance(node, ast.Attribute) and dotted(node.value) == "yaml" and node.attr.endswith("Loader"):
+            names = (
+                [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else [alias.name for alias in node.names]
+            )
+            yield from (
+                (node.lineno, name) for name in names if name.split(".")[0] in NEVER_IMPORTED
+            )
+        elif (
+            isinstance(node, ast.Attribute)
+            and dotted(node.value) == "yaml"
+            and node.attr.endswith("Loader")
+        ):
             if node.attr not in SAFE_LOADERS:
                 yield node.lineno, f"yaml.{node.attr}"
         elif isinstance(node, ast.Call):
@@ -73,14 +102,18 @@ def wrong_calls(node):
         yield name
     if isinstance(node.func, ast.Attribute) and node.func.attr in NEVER_A_METHOD:
         yield node.func.attr
-    given = {word.arg: word.value.value for word in node.keywords if isinstance(word.value, ast.Constant)}
+    given = {
+        word.arg: word.value.value for word in node.keywords if isinstance(word.value, ast.Constant)
+    }
     yield from (word for word, value in NEVER_AN_ARGUMENT.items() if given.get(word) is value)
     if name == "torch.load" and "weights_only" not in given:
         yield "torch.load without weights_only=True"
 
 
 def test_no_code_runs_what_it_is_given():
-    assert [(path, *found) for path in CODE for found in offences(ast.parse(path.read_text()))] == []
+    assert [
+        (path, *found) for path in CODE for found in offences(ast.parse(path.read_text()))
+    ] == []
 
 
 FORBIDDEN = """
@@ -104,7 +137,9 @@ def test_the_search_finds_every_call_that_runs_and_no_other():
 
 
 def test_a_recipe_is_data_and_never_code(tmp_path):
-    (tmp_path / "trap.yaml").write_text(f"window: !!python/object/apply:os.mkdir ['{tmp_path}/ran']\n")
+    (tmp_path / "trap.yaml").write_text(
+        f"window: !!python/object/apply:os.mkdir ['{tmp_path}/ran']\n"
+    )
     problems = []
     recipe_files.read_recipe(str(tmp_path / "trap.yaml"), "extend_llama", problems)
     assert problems
@@ -122,7 +157,9 @@ def trapped(base, tmp_path):
     for name in ("config.json", "tokenizer_config.json"):
         content = json.loads((folder / name).read_text())
         autos = ("AutoConfig", "AutoModel", "AutoModelForCausalLM")
-        content["auto_map"] = dict.fromkeys(autos, "trap.Trap") | {"AutoTokenizer": ["trap.Trap", "trap.Trap"]}
+        content["auto_map"] = dict.fromkeys(autos, "trap.Trap") | {
+            "AutoTokenizer": ["trap.Trap", "trap.Trap"]
+        }
         (folder / name).write_text(json.dumps(content))
     (folder / "trap.py").write_text(TRAP)
     return folder
@@ -175,7 +212,14 @@ def test_credentials_reach_no_stored_file(base, run, tmp_path, monkeypatch):
     said = list(SECRETS.values())
     spec = f"jsonl:https://me:canary-1@host/x.jsonl?X-Amz-Signature=canary-2#{said[0]}"
     collected = results.collect(
-        command=["extend.py", "--hub_token", "canary-3", "--hub_token=canary-5", f"--data={spec}", *said],
+        command=[
+            "extend.py",
+            "--hub_token",
+            "canary-3",
+            "--hub_token=canary-5",
+            f"--data={spec}",
+            *said,
+        ],
         config={"train_data": [spec], "hub_token": "canary-4", "note": said, spec: 1},
         data={spec: "fingerprint"},
         model={"address": spec},
@@ -184,7 +228,9 @@ def test_credentials_reach_no_stored_file(base, run, tmp_path, monkeypatch):
     folder = run()
     stored = results.load(folder / "results" / "run.json")
     results.save(
-        dataclasses.replace(stored, command=["x", *said], config=stored.config | {"train_data": [spec]}),
+        dataclasses.replace(
+            stored, command=["x", *said], config=stored.config | {"train_data": [spec]}
+        ),
         folder / "results" / "run.json",
     )
     source = source_model.find(str(folder))

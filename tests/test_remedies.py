@@ -52,7 +52,9 @@ def dead_ends(check, argv, fields, followed, folder=NOWHERE):
     words and way once.
     """
     found = []
-    before = {path: path.read_text() for path in folder.rglob("*.*") if path.suffix in (".yaml", ".json")}
+    before = {
+        path: path.read_text() for path in folder.rglob("*.*") if path.suffix in (".yaml", ".json")
+    }
     for problem in problems_of(check, argv):
         for way in ways(problem, fields)[:MOST]:
             words = re.sub(r"\d+|'[^']*'|/\S+", "", f"{problem.field} {problem.wrong}")
@@ -71,19 +73,25 @@ def dead_ends(check, argv, fields, followed, folder=NOWHERE):
 @pytest.mark.parametrize("name", sorted({case["test"] for case in lines("malformed.jsonl")}))
 def test_a_remedy_for_a_recipe_works(name, tmp_path, monkeypatch):
     found, followed = [], set()
-    for number, case in enumerate(each for each in lines("malformed.jsonl") if each["test"] == name):
+    for number, case in enumerate(
+        each for each in lines("malformed.jsonl") if each["test"] == name
+    ):
         here = tmp_path / str(number)
         here.mkdir()
         for file, text in case.get("files", {}).items():
             (here / file).parent.mkdir(parents=True, exist_ok=True)
-            (here / file).write_text(text.replace("{here}", str(here)).replace("{assets}", str(FROZEN.parent)))
+            (here / file).write_text(
+                text.replace("{here}", str(here)).replace("{assets}", str(FROZEN.parent))
+            )
         argv = [word.replace("{here}", str(here)) for word in case["argv"]]
         with monkeypatch.context() as patch:
             patch.chdir(here)
             for variable, value in case.get("env", {}).items():
                 patch.setenv(variable, value)
             fields = KINDS[case["launcher"]].fields()
-            found += dead_ends(lambda words, case=case: load(case | {"argv": words}), argv, fields, followed, here)
+            found += dead_ends(
+                lambda words, case=case: load(case | {"argv": words}), argv, fields, followed, here
+            )
     assert found == [], "\n".join(found)
     assert followed
 
@@ -92,7 +100,9 @@ WRONG = {"many": 60, "-1": 30, "0.5": 20, "[]": 60, "{}": 60}
 """Value that most fields do not take -> remedies that it brings, at least."""
 
 
-@pytest.mark.parametrize(("launcher", "name"), [(each, name) for each in KINDS for name in files.recipes_of(each)])
+@pytest.mark.parametrize(
+    ("launcher", "name"), [(each, name) for each in KINDS for name in files.recipes_of(each)]
+)
 def test_a_remedy_works_under_every_shipped_recipe(launcher, name, monkeypatch):
     """Every field is wrong at once; then the first remedy of each is followed, all together."""
     has_bitsandbytes(monkeypatch)
@@ -140,11 +150,23 @@ _NO_GATE = "q_proj k_proj v_proj o_proj up_proj down_proj"
 FAMILIES = {
     "llama": ("llama", {}, _LLAMA),
     "qwen3": ("qwen3", {}, _LLAMA),
-    "gpt_neox": ("gpt_neox", {"hidden_size": 64, "head_dim": 16}, "query_key_value dense dense_h_to_4h dense_4h_to_h"),
-    "phi3": ("phi3", {"original_max_position_embeddings": 64}, "qkv_proj o_proj gate_up_proj down_proj"),
+    "gpt_neox": (
+        "gpt_neox",
+        {"hidden_size": 64, "head_dim": 16},
+        "query_key_value dense dense_h_to_4h dense_4h_to_h",
+    ),
+    "phi3": (
+        "phi3",
+        {"original_max_position_embeddings": 64},
+        "qkv_proj o_proj gate_up_proj down_proj",
+    ),
     "mixtral": ("mixtral", {"num_local_experts": 4}, _ATTENTION),
     "qwen3_moe": ("qwen3_moe", {"num_experts": 4, **_EXPERTS}, _ATTENTION),
-    "gpt_oss": ("gpt_oss", {"num_local_experts": 4, **_WINDOWS, "rope_parameters": _YARN}, _ATTENTION),
+    "gpt_oss": (
+        "gpt_oss",
+        {"num_local_experts": 4, **_WINDOWS, "rope_parameters": _YARN},
+        _ATTENTION,
+    ),
     "nemotron": ("nemotron", {}, _NO_GATE),
     "arcee": ("arcee", {}, _NO_GATE),
     "apertus": ("apertus", {"rope_parameters": _LLAMA3}, _NO_GATE),
@@ -185,8 +207,26 @@ def base(tmp_path_factory):
     return make
 
 
-SHORT = ["--target_length", "256", "--window", "32", "--min_document_tokens", "16", "--passkey_lengths", "[]"]
-SHORT += ["--eval_data", "[]", "--eval_length", "256", "--eval_span", "64", "--train_data", "stdlib"]
+SHORT = [
+    "--target_length",
+    "256",
+    "--window",
+    "32",
+    "--min_document_tokens",
+    "16",
+    "--passkey_lengths",
+    "[]",
+]
+SHORT += [
+    "--eval_data",
+    "[]",
+    "--eval_length",
+    "256",
+    "--eval_span",
+    "64",
+    "--train_data",
+    "stdlib",
+]
 
 
 def dry_run(words):
@@ -199,31 +239,55 @@ def dry_run(words):
 def test_readme_s_command_takes_every_family(family, base):
     """Of Pythia, Phi-3, Mixtral and six others it had up to seven problems, one for each of a Llama's linear maps."""
     words = [*README, "--model", base(family), *SHORT]
-    window = ["--rope_parameters.original_max_position_embeddings", "64"] if "linear" in family else []
+    window = (
+        ["--rope_parameters.original_max_position_embeddings", "64"] if "linear" in family else []
+    )
     opened = open_base(base(family))
     for given, maps in ([], FAMILIES[family][2].split()), (["--lora_targets", "null"], None):
         recipe = load_recipe([*words, *window, *given], kind=EXTENSION)
         train.describe(recipe)
         chosen = model_config.with_targets(recipe, opened).method.lora_targets
-        expected = maps or [name for name, of_attention in model_config.linear_maps(opened).items() if of_attention]
+        expected = maps or [
+            name for name, of_attention in model_config.linear_maps(opened).items() if of_attention
+        ]
         assert sorted(chosen) == sorted(expected)
 
 
 MISTAKES = [
-    *([f"--method {name}"] for name in ("tape", "tape+lora", "longlora", "yarn", "ntk", "dynamic", "linear")),
+    *(
+        [f"--method {name}"]
+        for name in ("tape", "tape+lora", "longlora", "yarn", "ntk", "dynamic", "linear")
+    ),
     *([f"--method {name}"] for name in ("theta", "drope", "norms", "full --train_router")),
     *([f"--lora_targets {names}"] for names in ("q_proj,zz", "qkv", "gate")),
     *(["--lora_r 4 --method norms"], ["--distill"], ["--target_length 32"], ["--window 1024"]),
-    *([f"--rope_parameters.rope_type {name}"] for name in ("auto", "yarn", "dynamic", "llama3", "yran")),
+    *(
+        [f"--rope_parameters.rope_type {name}"]
+        for name in ("auto", "yarn", "dynamic", "llama3", "yran")
+    ),
     *([f"--rope_parameters.factor {value}"] for value in ("1.5", "0", "x")),
     *([f"--rope_parameters.original_max_position_embeddings {value}"] for value in ("4096", "x")),
     ["--rope_parameters.beta_fast 3"],
     *([f"--position_encoding {name}"] for name in ("tape", "alibi", "yarn", "pope")),
     *(["--position_options.rank 4"], ["--state_dtype float32"], ["--liger on"], ["--mlp_tiles 2"]),
     *(["--attention_backend triton"], ["--sequence_parallel_size 2"], ["--tensor_parallel_size 2"]),
-    *(["--checkpoint_layers selective"], ["--pose_chunks 50"], ["--packing single"], ["--global_batch_size 7"]),
-    *(["--target_weights exact"], ["--target_weights longce"], ["--exact_tail 9"], ["--average_last 99"]),
-    *(["--target_weights exact --distill"], ["--target_weights exact --method longlora"], ["--upsample.1k 1"]),
+    *(
+        ["--checkpoint_layers selective"],
+        ["--pose_chunks 50"],
+        ["--packing single"],
+        ["--global_batch_size 7"],
+    ),
+    *(
+        ["--target_weights exact"],
+        ["--target_weights longce"],
+        ["--exact_tail 9"],
+        ["--average_last 99"],
+    ),
+    *(
+        ["--target_weights exact --distill"],
+        ["--target_weights exact --method longlora"],
+        ["--upsample.1k 1"],
+    ),
     *(["--bf16 true --fp16 true"], ["--group_tokens 7"], ["--position_learning_rate 10x"]),
 ]
 GRID = list(zip(itertools.cycle(FAMILIES), files.recipes_of("extend_llama"), strict=False))
@@ -251,7 +315,10 @@ def test_a_window_that_config_json_leaves_open_is_given_in_one_step(base):
         recipe = load_recipe([*words, f"--{problem.field}", window], kind=EXTENSION)
         train.describe(recipe)
         config = model_config.planned_config(recipe)
-        assert (config.rope_parameters["rope_type"], config.rope_parameters["factor"]) == ("linear", factor)
+        assert (config.rope_parameters["rope_type"], config.rope_parameters["factor"]) == (
+            "linear",
+            factor,
+        )
 
 
 def test_a_list_that_fits_no_module_names_the_family_s_own(base):
@@ -259,7 +326,10 @@ def test_a_list_that_fits_no_module_names_the_family_s_own(base):
     (problem,) = problems_of(dry_run, words)
     assert (problem.field, problem.value) == ("lora_targets", ["q_proj", "gate_proj"])
     assert "lora_targets: null (those of attention: query_key_value, dense)" in problem.remedy
-    assert "lora_targets: all-linear (query_key_value, dense, dense_h_to_4h, dense_4h_to_h)" in problem.remedy
+    assert (
+        "lora_targets: all-linear (query_key_value, dense, dense_h_to_4h, dense_4h_to_h)"
+        in problem.remedy
+    )
 
 
 def texts_of_remedies():
@@ -268,11 +338,20 @@ def texts_of_remedies():
     for path in sorted((ROOT / "tape_ds").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             found = None
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Problem" and len(node.args) == 4:
+            if (
+                isinstance(node, ast.Call)
+                and getattr(node.func, "id", "") == "Problem"
+                and len(node.args) == 4
+            ):
                 found = node.args[3]
             elif isinstance(node, ast.Assign | ast.AugAssign):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                names = {each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)}
+                names = {
+                    each.id
+                    for target in targets
+                    for each in ast.walk(target)
+                    if isinstance(each, ast.Name)
+                }
                 found = node.value if "remedy" in names else None
             for each in ast.walk(found) if found is not None else ():
                 if isinstance(each, ast.Constant) and isinstance(each.value, str):
@@ -282,7 +361,13 @@ def texts_of_remedies():
 OF_OTHERS = {"num_accelerators", "nnodes", "metadata", "no", "field"}
 """Options of DeepSpeed's launcher, torchrun, lm-eval and pip (--no-deps), and the word for any field."""
 OF_A_MODEL = {
-    *("max_sequence_length", "max_position_embeddings", "sliding_window", "use_sliding_window", "mlp_bias"),
+    *(
+        "max_sequence_length",
+        "max_position_embeddings",
+        "sliding_window",
+        "use_sliding_window",
+        "mlp_bias",
+    ),
     "add_bos_token",
 }
 """Keys of a model's ``config.json`` and ``tokenizer_config.json``."""
@@ -290,15 +375,23 @@ OF_A_MODEL = {
 
 def test_every_option_and_field_that_a_remedy_names_exists():
     """In some program of the project; that it is the right one, and helps, is what following it shows."""
-    fields = {field for kind in KINDS.values() for field in kind.fields()} | {"recipe", "base", *trainer.ALIASES}
-    code = "\n".join(path.read_text() for room in ("tape_ds", "tools") for path in (ROOT / room).rglob("*.py"))
+    fields = {field for kind in KINDS.values() for field in kind.fields()} | {
+        "recipe",
+        "base",
+        *trainer.ALIASES,
+    }
+    code = "\n".join(
+        path.read_text() for room in ("tape_ds", "tools") for path in (ROOT / room).rglob("*.py")
+    )
     options = fields | set(re.findall(r'"--(\w+)"', code)) | OF_OTHERS
     seen, unknown = 0, []
     for place, text in texts_of_remedies():
         flags = re.findall(r"--(\w+)", text)
         said = re.findall(r"(?<![\w.'\"/-])([a-z]+(?:_[a-z0-9]+)+)(?:\.\w+)*: \S", text)
         seen += len(flags) + len(said)
-        unknown += [(place, flag) for flag in flags if not {flag, flag.removeprefix("no_")} & options]
+        unknown += [
+            (place, flag) for flag in flags if not {flag, flag.removeprefix("no_")} & options
+        ]
         unknown += [(place, name) for name in said if name not in fields | OF_A_MODEL]
     assert unknown == []
     assert seen > 60

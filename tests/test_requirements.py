@@ -12,8 +12,19 @@ from packaging.utils import canonicalize_name
 from tests.test_layout import ROOT, SCRIPTS, sources
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-DECLARED = {canonicalize_name(each.name): each for each in map(Requirement, PROJECT["dependencies"])}
-OPTIONAL = {"flash_attn", "liger_kernel", "bitsandbytes", "triton", "wandb", "fastapi", "uvicorn", "pytest"}
+DECLARED = {
+    canonicalize_name(each.name): each for each in map(Requirement, PROJECT["dependencies"])
+}
+OPTIONAL = {
+    "flash_attn",
+    "liger_kernel",
+    "bitsandbytes",
+    "triton",
+    "wandb",
+    "fastapi",
+    "uvicorn",
+    "pytest",
+}
 """Imported where they are installed: extras, and torch's own requirements."""
 BROUGHT = {"starlette": "fastapi", "pydantic_core": "pydantic"}
 """A part of a package under a name of its own -> the package, which is declared."""
@@ -43,9 +54,16 @@ def imported():
 
 def test_all_that_is_imported_is_declared():
     found = (
-        {BROUGHT.get(name, name) for name in imported()} - sys.stdlib_module_names - {"tape_ds", *SCRIPTS} - OPTIONAL
+        {BROUGHT.get(name, name) for name in imported()}
+        - sys.stdlib_module_names
+        - {"tape_ds", *SCRIPTS}
+        - OPTIONAL
     )
     brought_by = importlib.metadata.packages_distributions()
     assert "torch" in found
-    undeclared = {name for name in found if not {*map(canonicalize_name, brought_by.get(name, []))} & set(DECLARED)}
+    undeclared = {
+        name
+        for name in found
+        if not {*map(canonicalize_name, brought_by.get(name, []))} & set(DECLARED)
+    }
     assert undeclared == set()

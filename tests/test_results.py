@@ -36,7 +36,9 @@ def test_saved_and_loaded_result_is_the_same(tmp_path):
 
 
 def test_figures_that_are_not_finite_survive_in_valid_json(tmp_path):
-    path = results.save(make().finish({"loss": math.nan, "worst": [math.inf, -math.inf]}), tmp_path / "r.json")
+    path = results.save(
+        make().finish({"loss": math.nan, "worst": [math.inf, -math.inf]}), tmp_path / "r.json"
+    )
     json.loads(path.read_text(), parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
     figures = results.load(path).figures
     assert math.isnan(figures["loss"])
@@ -72,7 +74,9 @@ def test_load_refuses_what_is_not_a_result(tmp_path, text):
 
 def git(folder, *arguments):
     identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false"]
-    subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True)
+    subprocess.run(
+        ["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True
+    )
 
 
 def test_commit_of_a_checkout_clean_dirty_outside_and_around(tmp_path):
@@ -87,7 +91,9 @@ def test_commit_of_a_checkout_clean_dirty_outside_and_around(tmp_path):
     (tmp_path / "code.py").write_text("a = 2\n")
     assert results.commit(tmp_path) == {"hash": clean["hash"], "dirty": True}
     (tmp_path / "site-packages").mkdir()
-    assert results.commit(tmp_path / "site-packages") is None, "the package is not what that repository holds"
+    assert results.commit(tmp_path / "site-packages") is None, (
+        "the package is not what that repository holds"
+    )
 
 
 def test_results_stored_before_there_were_evaluations_can_be_read(tmp_path):

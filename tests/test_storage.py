@@ -50,7 +50,9 @@ def test_a_process_that_is_killed_in_the_middle_leaves_the_old_file(tmp_path):
         os._exit(9)
 
     storage.write_text(tmp_path / "file", "old")
-    child = multiprocessing.get_context("fork").Process(target=storage.write_file, args=(tmp_path / "file", killed))
+    child = multiprocessing.get_context("fork").Process(
+        target=storage.write_file, args=(tmp_path / "file", killed)
+    )
     child.start()
     child.join(timeout=60)
     assert child.exitcode == 9
@@ -59,7 +61,9 @@ def test_a_process_that_is_killed_in_the_middle_leaves_the_old_file(tmp_path):
 
 def test_contents_reach_the_disk_before_the_name_and_the_name_after_it(tmp_path, monkeypatch):
     done, sync, replace = [], os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda file: (done.append(os.readlink(f"/proc/self/fd/{file}")), sync(file)))
+    monkeypatch.setattr(
+        os, "fsync", lambda file: (done.append(os.readlink(f"/proc/self/fd/{file}")), sync(file))
+    )
     monkeypatch.setattr(os, "replace", lambda *paths: (done.append("renamed"), replace(*paths)))
     storage.write_text(tmp_path / "file", "new")
     aside, renamed, folder = done
@@ -104,7 +108,9 @@ def test_a_full_disk_keeps_the_old_file_and_is_recognised(tmp_path, write):
 
 
 def tokenizer_of(words):
-    return Tokenizer(models.WordLevel({f"word {number}": number for number in range(words)}, unk_token="word 0"))
+    return Tokenizer(
+        models.WordLevel({f"word {number}": number for number in range(words)}, unk_token="word 0")
+    )
 
 
 @pytest.mark.parametrize(
@@ -125,7 +131,9 @@ def test_a_limit_on_a_file_s_size_is_recognised_and_named(tmp_path, write):
             storage.write_file(tmp_path / "file", write)
         refused = storage.refusal(caught.value)
         assert refused is not None and refused.errno == errno.EFBIG
-        assert "this process may write files of 64.00 KiB at most (ulimit -f)" in storage.explain(refused, tmp_path)
+        assert "this process may write files of 64.00 KiB at most (ulimit -f)" in storage.explain(
+            refused, tmp_path
+        )
     assert "file system does not allow" in storage.explain(refused, tmp_path)
     assert (tmp_path / "file").read_text() == "old" and files(tmp_path) == ["file"]
 
@@ -169,17 +177,27 @@ def test_a_large_file_is_told_from_another_at_both_ends_and_between(tmp_path, pl
     with other.open("r+b") as file:
         file.seek(place)
         file.write(b"x")
-    assert storage.content_identity(copy) == storage.content_identity(one) != storage.content_identity(other)
+    assert (
+        storage.content_identity(copy)
+        == storage.content_identity(one)
+        != storage.content_identity(other)
+    )
 
 
 def test_the_cache_is_where_caches_are_asked_to_be(monkeypatch):
-    asked = [("", "", "~/.cache/tape_ds"), ("/x", "", "/x/tape_ds"), ("/x", "~/scratch", "~/scratch/tape_ds")]
+    asked = [
+        ("", "", "~/.cache/tape_ds"),
+        ("/x", "", "/x/tape_ds"),
+        ("/x", "~/scratch", "~/scratch/tape_ds"),
+    ]
     for hub, caches, expected in asked:
         monkeypatch.setenv("HF_HOME", hub)
         monkeypatch.setenv("XDG_CACHE_HOME", caches)
         assert storage.cache_home() == Path(expected).expanduser()
 
 
-@pytest.mark.parametrize("count, shown", [(1023, "1023 bytes"), (1536, "1.50 KiB"), (2**41, "2.00 TiB")])
+@pytest.mark.parametrize(
+    "count, shown", [(1023, "1023 bytes"), (1536, "1.50 KiB"), (2**41, "2.00 TiB")]
+)
 def test_sizes_are_for_people(count, shown):
     assert storage.size(count) == shown

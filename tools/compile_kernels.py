@@ -27,11 +27,19 @@ DTYPES = ("bf16", "fp16")
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(description=__doc__)
     workers = min(8, os.cpu_count() or 1)
-    parser.add_argument("--capability", type=int, nargs="+", choices=CAPABILITIES, default=list(CAPABILITIES))
+    parser.add_argument(
+        "--capability", type=int, nargs="+", choices=CAPABILITIES, default=list(CAPABILITIES)
+    )
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=list(DTYPES))
-    parser.add_argument("--kernels", nargs="+", metavar="NAME", help="operators or modules; default: all")
-    parser.add_argument("--only", default="", metavar="REGEX", help="compile what this matches of 'kernel call'")
-    parser.add_argument("--once", action="store_true", help="one call, in one dtype, for each launch and head size")
+    parser.add_argument(
+        "--kernels", nargs="+", metavar="NAME", help="operators or modules; default: all"
+    )
+    parser.add_argument(
+        "--only", default="", metavar="REGEX", help="compile what this matches of 'kernel call'"
+    )
+    parser.add_argument(
+        "--once", action="store_true", help="one call, in one dtype, for each launch and head size"
+    )
     parser.add_argument("--workers", type=int, default=workers, help=f"processes, here {workers}")
     options = parser.parse_args(argv)
     from tools.compile_gate import gate  # seconds: not for --help

@@ -50,7 +50,10 @@ def check_backend(backend: str, needs: Iterable[str] = ()) -> list[Problem]:
     :data:`NEEDS` that a model needs."""
     found = [
         Problem(field, name, "unknown backend", did_you_mean(name, ["auto", *BACKENDS]))
-        for field, name in (("attention_backend", backend), (ENVIRONMENT, os.environ.get(ENVIRONMENT)))
+        for field, name in (
+            ("attention_backend", backend),
+            (ENVIRONMENT, os.environ.get(ENVIRONMENT)),
+        )
         if name and name not in ("auto", *BACKENDS)
     ]
     if reason := cannot(requested(backend), needs):

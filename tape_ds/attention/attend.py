@@ -59,12 +59,19 @@ def attend(
             borders of other sequences, a soft cap or sinks together with a bias, or an input so long that the only way
             left would hold the whole T x S matrix.
     """
-    call = complete(q_BHTK, k_BGSK, tuple(values), layout, offset, scale, score_bias, window, softcap, sinks)
+    call = complete(
+        q_BHTK, k_BGSK, tuple(values), layout, offset, scale, score_bias, window, softcap, sinks
+    )
     return backends.run(backends.choose(backend, call), call)
 
 
 def attend_with_weights(
-    q_BHTK: Tensor, k_BGSK: Tensor, values: Sequence[Tensor], *, offset: int | Tensor | None = None, **arguments: Any
+    q_BHTK: Tensor,
+    k_BGSK: Tensor,
+    values: Sequence[Tensor],
+    *,
+    offset: int | Tensor | None = None,
+    **arguments: Any,
 ) -> tuple[tuple[Tensor, ...], Tensor]:
     """:func:`attend` by the ``reference`` backend, together with its weights [B, H, T, S] (fp32) without the sinks'."""
     wide = torch.cat(list(values), dim=-1)

@@ -96,7 +96,9 @@ def choose(backend: str, call: AttentionCall) -> str:
         name, reason = _fastest(call)
     else:
         if name not in BACKENDS:
-            raise ValueError(f"attention backend {name!r} is unknown; {did_you_mean(name, ['auto', *BACKENDS])}")
+            raise ValueError(
+                f"attention backend {name!r} is unknown; {did_you_mean(name, ['auto', *BACKENDS])}"
+            )
         unfit = missing(name, chip_of(call.q.device).type) or _why_not(name, call)
         if unfit:
             raise ValueError(f"attention backend {name!r} {unfit}; choose auto or sdpa")
@@ -140,10 +142,19 @@ def _fastest(call: AttentionCall) -> tuple[str, str]:
     elif columns > width and device == "cpu":
         reason += "; a wide value by queries and keys padded to its width"
     elif columns > width:
-        reason += "; a wide value by one call per K columns, as no measurement on this chip is stored"
+        reason += (
+            "; a wide value by one call per K columns, as no measurement on this chip is stored"
+        )
 
     if call.window is None:
-        row = measured(chip, str(call.q.dtype).removeprefix("torch."), width, columns, call.layout is not None, queries)
+        row = measured(
+            chip,
+            str(call.q.dtype).removeprefix("torch."),
+            width,
+            columns,
+            call.layout is not None,
+            queries,
+        )
         if row is not None:
             unfit = missing(row.backend, device) or _why_not(row.backend, call)
             name = row.backend if unfit is None else name
@@ -153,10 +164,14 @@ def _fastest(call: AttentionCall) -> tuple[str, str]:
     return name, f"auto on {chip}: {reason}"
 
 
-def measured(chip: str, dtype: str, width: int, columns: int, packed: bool, queries: int) -> StoredChoice | None:
+def measured(
+    chip: str, dtype: str, width: int, columns: int, packed: bool, queries: int
+) -> StoredChoice | None:
     """Return the row of the table for calls of this kind; None where nothing was measured."""
     kind = (chip, dtype, width, columns, packed)
-    fitting = [row for row in ROWS if row[:5] == kind and row.min_tokens <= queries <= row.max_tokens]
+    fitting = [
+        row for row in ROWS if row[:5] == kind and row.min_tokens <= queries <= row.max_tokens
+    ]
     return max(fitting, key=lambda row: row.min_tokens, default=None)
 
 
@@ -167,7 +182,11 @@ def missing(name: str, device_type: str) -> str | None:
         return "needs a CUDA device"
     if name == "flash":
         return missing_flash()
-    if name in ("flex", "triton") and device_type == "cuda" and (reason := jit.no_compiler()) is not None:
+    if (
+        name in ("flex", "triton")
+        and device_type == "cuda"
+        and (reason := jit.no_compiler()) is not None
+    ):
         return f"cannot be built here: {reason}"
     return None
 

@@ -46,7 +46,9 @@ class AttentionCall(NamedTuple):
 
     @property
     def trains(self) -> bool:
-        return torch.is_grad_enabled() and any(x.requires_grad for x in (self.q, self.k, *self.values))
+        return torch.is_grad_enabled() and any(
+            x.requires_grad for x in (self.q, self.k, *self.values)
+        )
 
     @property
     def needs(self) -> list[str]:
@@ -79,7 +81,11 @@ class AttentionCall(NamedTuple):
         bias = self.bias
         if layout is not None and (start, stop, first) != (0, layout.queries, 0):
             # A compiled graph's lengths cannot be looked up.
-            layout = cut(layout) if torch.compiler.is_compiling() else layout.cached(("part", start, stop, first), cut)
+            layout = (
+                cut(layout)
+                if torch.compiler.is_compiling()
+                else layout.cached(("part", start, stop, first), cut)
+            )
         return self._replace(
             q=self.q[:, :, queries],
             k=self.k[:, :, keys],
@@ -115,14 +121,21 @@ def complete(
     if window is not None and window < 1:
         raise ValueError(f"a window of {window} keys: give 1 or more, or None")
     if score_bias is not None and (softcap is not None or sinks is not None):
-        raise ValueError("a bias on scores together with a soft cap on them or sinks is not supported")
+        raise ValueError(
+            "a bias on scores together with a soft cap on them or sinks is not supported"
+        )
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     offset = k.shape[2] - q.shape[2] if offset is None else offset
     if not isinstance(offset, Tensor):
         seen = offset + q.shape[2]
         if offset < 0 or seen > k.shape[2]:
-            raise ValueError(f"{q.shape[2]} queries at offset {offset} do not fit on an axis of {k.shape[2]} keys")
-        if layout is not None and (len(q), seen, q.shape[2]) != (*layout.ids_BS.shape, layout.queries):
+            raise ValueError(
+                f"{q.shape[2]} queries at offset {offset} do not fit on an axis of {k.shape[2]} keys"
+            )
+        if layout is not None and (len(q), seen, q.shape[2]) != (
+            *layout.ids_BS.shape,
+            layout.queries,
+        ):
             raise ValueError(
                 f"a document layout of {list(layout.ids_BS.shape)} keys and {layout.queries} queries do not fit "
                 f"{q.shape[2]} queries over {[len(q), seen]} keys"
@@ -138,11 +151,14 @@ def allowed_keys(call: AttentionCall) -> Tensor:
     key_positions = torch.arange(call.k.shape[2], device=call.q.device)
     allowed_1TS = (key_positions[None, :] <= query_positions[:, None])[None]
     if call.window is not None:
-        allowed_1TS = allowed_1TS & (key_positions[None, :] > query_positions[:, None] - call.window)
+        allowed_1TS = allowed_1TS & (
+            key_positions[None, :] > query_positions[:, None] - call.window
+        )
     if document_ids is None:
         return allowed_1TS
     query_ids_BT = document_ids.index_select(1, query_positions)
-    same_BTS = (query_ids_BT[:, :, None] == document_ids[:, None, :]) & (document_ids >= 0)[:, None, :]
+    same_BTS = query_ids_BT[:, :, None] == document_ids[:, None, :]
+    same_BTS = same_BTS & (document_ids >= 0)[:, None, :]
     return allowed_1TS & same_BTS
 
 

@@ -47,7 +47,13 @@ class DocumentLayout:
         packed: None: computed when it is first read.
     """
 
-    def __init__(self, ids_BS: Tensor, queries: int, offset: int | Tensor = 0, packed: PackedLayout | None = None):
+    def __init__(
+        self,
+        ids_BS: Tensor,
+        queries: int,
+        offset: int | Tensor = 0,
+        packed: PackedLayout | None = None,
+    ):
         self.ids_BS = ids_BS
         self.queries = queries
         self.offset = offset
@@ -97,12 +103,16 @@ class DocumentLayout:
 def layout_of_ids(ids_BS: Tensor, queries: int, offset: int | Tensor = 0) -> DocumentLayout | None:
     """Return the layout of sequences from the documents' ids; None where no sequence has padding or a second document
     (a compiled graph cannot look, and always gets a layout)."""
-    if not torch.compiler.is_compiling() and bool(((ids_BS == ids_BS[:, :1]) & (ids_BS >= 0)).all()):
+    if not torch.compiler.is_compiling() and bool(
+        ((ids_BS == ids_BS[:, :1]) & (ids_BS >= 0)).all()
+    ):
         return None
     return DocumentLayout(ids_BS, queries, offset)
 
 
-def layout_of_packed_sequences(cu_seq_lens: Tensor, longest: int, sequences: int, tokens: int) -> DocumentLayout | None:
+def layout_of_packed_sequences(
+    cu_seq_lens: Tensor, longest: int, sequences: int, tokens: int
+) -> DocumentLayout | None:
     """Return the layout of sequences filled with documents to the last token; None where every sequence is one
     document. It waits for no device: arguments pass :func:`check_packed_sequences` first."""
     # a sequence has one document at least
@@ -110,12 +120,16 @@ def layout_of_packed_sequences(cu_seq_lens: Tensor, longest: int, sequences: int
         return None
     cu_seq_lens = cu_seq_lens.int()
     ids_BT = ids_of_packed_sequences(cu_seq_lens, sequences, tokens)
-    return DocumentLayout(ids_BT, tokens, packed=PackedLayout(cu_seq_lens, cu_seq_lens, longest, longest, None, None))
+    return DocumentLayout(
+        ids_BT, tokens, packed=PackedLayout(cu_seq_lens, cu_seq_lens, longest, longest, None, None)
+    )
 
 
 def ids_of_packed_sequences(cu_seq_lens: Tensor, sequences: int, tokens: int) -> Tensor:
     places = torch.arange(sequences * tokens, device=cu_seq_lens.device)
-    return torch.bucketize(places, cu_seq_lens[1:], right=True, out_int32=True).view(sequences, tokens)
+    return torch.bucketize(places, cu_seq_lens[1:], right=True, out_int32=True).view(
+        sequences, tokens
+    )
 
 
 def ids_of_positions(position_ids_BT: Tensor) -> Tensor:
@@ -135,13 +149,20 @@ def check_packed_sequences(cu_seq_lens: Tensor, longest: int, sequences: int, to
     given = cu_seq_lens.tolist()
     ascending = cu_seq_lens.dim() == 1 and given == sorted(given) and given[:1] == [0]
     begins = {number * tokens for number in range(sequences)}
-    if not ascending or cu_seq_lens.is_floating_point() or given[-1] != sequences * tokens or not begins <= set(given):
+    if (
+        not ascending
+        or cu_seq_lens.is_floating_point()
+        or given[-1] != sequences * tokens
+        or not begins <= set(given)
+    ):
         raise ValueError(
             f"cu_seq_lens_q = {given}: give where each document begins, ascending from 0 and with the begin of every "
             f"sequence, and {sequences * tokens}, the number of tokens, at the end"
         )
     if longest < max(cu_seq_lens.diff().tolist()):
-        raise ValueError(f"max_length_q = {longest}: a document has {max(cu_seq_lens.diff().tolist())} tokens")
+        raise ValueError(
+            f"max_length_q = {longest}: a document has {max(cu_seq_lens.diff().tolist())} tokens"
+        )
 
 
 def _contiguous(layout: DocumentLayout) -> bool:
@@ -180,4 +201,6 @@ def _pack(layout: DocumentLayout) -> PackedLayout:
         key_order = order
         query_order = (order // keys * queries + places)[asks]
     longest = [int(cu.diff().max()) if len(cu) > 1 else 0 for cu in (cu_queries, cu_keys)]
-    return PackedLayout(cu_queries.int(), cu_keys.int(), longest[0], longest[1], query_order, key_order)
+    return PackedLayout(
+        cu_queries.int(), cu_keys.int(), longest[0], longest[1], query_order, key_order
+    )

@@ -44,10 +44,14 @@ def attention_by_varlen(call: AttentionCall) -> tuple[Tensor, ...]:
         use_flash_attention_3()
 
     def attention(q_PHK: Tensor, k_PGK: Tensor, v_PGV: Tensor) -> Tensor:
-        grouped: dict[str, Any] = {"enable_gqa": q_PHK.shape[1] != k_PGK.shape[1]} if _ASKS_FOR_GROUPS else {}
+        grouped: dict[str, Any] = (
+            {"enable_gqa": q_PHK.shape[1] != k_PGK.shape[1]} if _ASKS_FOR_GROUPS else {}
+        )
         lengths = packed.cu_queries, packed.cu_keys, packed.longest_queries, packed.longest_keys
         window = (-1 if call.window is None else call.window - 1, 0)
-        out_PHK = varlen_attn(q_PHK, k_PGK, v_PGV, *lengths, scale=call.scale, window_size=window, **grouped)
+        out_PHK = varlen_attn(
+            q_PHK, k_PGK, v_PGV, *lengths, scale=call.scale, window_size=window, **grouped
+        )
         assert isinstance(out_PHK, Tensor)  # no log-sum-exp
         return out_PHK
 
@@ -65,8 +69,11 @@ def use_flash_attention_3() -> None:
         active = "FA3"
         try:
             torch_attention.activate_flash_attention_impl(active)
-        except (ImportError, RuntimeError) as error:  # built for another torch, or without a backward
-            logger.warning("attention: flash_attn_interface is installed and torch cannot use it: %s", error)
+        except (ImportError, RuntimeError) as error:
+            # built for another torch, or without a backward
+            logger.warning(
+                "attention: flash_attn_interface is installed and torch cannot use it: %s", error
+            )
             return
     logger.info("attention: torch runs FlashAttention by %s", active)
 
@@ -126,7 +133,10 @@ def attention_by_flash(call: AttentionCall) -> tuple[Tensor, ...]:
             return only_output(flash_functions()[0](q_BTHK, k_BSGK, part_BSGK, **options))
 
         width = call.q.shape[-1]
-        return tuple(by_key_width(dense, value.transpose(1, 2), width).transpose(1, 2) for value in call.values)
+        return tuple(
+            by_key_width(dense, value.transpose(1, 2), width).transpose(1, 2)
+            for value in call.values
+        )
 
     packed = call.layout.packed
 
@@ -156,13 +166,17 @@ def flash_functions() -> tuple[Any, Any, Release]:
                 continue
             if release.distribution is not None:
                 version(release.distribution)
-        except (ModuleNotFoundError, PackageNotFoundError):  # the first: of the package that the module would be in
+        except (ModuleNotFoundError, PackageNotFoundError):
+            # the first: of the package that the module would be in
             continue
         try:
             module = importlib.import_module(release.module)
             return module.flash_attn_func, module.flash_attn_varlen_func, release
-        except (ImportError, AttributeError) as error:  # built for another torch; another package of that name
-            logger.warning("attention: %s is installed and cannot be used: %s", release.module, error)
+        except (ImportError, AttributeError) as error:
+            # built for another torch; another package of that name
+            logger.warning(
+                "attention: %s is installed and cannot be used: %s", release.module, error
+            )
     raise ModuleNotFoundError(
         f"no flash-attn for compute capability {capability} is installed: pip install --no-build-isolation flash-attn"
     )

@@ -76,7 +76,9 @@ def flex_attend(call: AttentionCall, *, compiled: bool) -> Tensor:
         k.contiguous(),
         v.contiguous(),
         score_mod=change if bias is None else score_mod(bias),
-        block_mask=create_block_mask(allowed, batch, None, *lengths, device=q.device, _compile=compiled),
+        block_mask=create_block_mask(
+            allowed, batch, None, *lengths, device=q.device, _compile=compiled
+        ),
         scale=call.scale,
         enable_gqa=q.shape[1] != k.shape[1],
         kernel_options=kernel_options(q.shape[2], k.shape[-1] + v.shape[-1]),

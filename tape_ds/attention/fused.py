@@ -19,17 +19,28 @@ def attention_by_triton(call: AttentionCall) -> tuple[Tensor, ...]:
     halves = _halves(call)
     if _decodes(call):
         outs = decode_attention.decode_attention(
-            call.q, call.k, *halves, offset=call.offset, document_ids=call.document_ids, scale=call.scale
+            call.q,
+            call.k,
+            *halves,
+            offset=call.offset,
+            document_ids=call.document_ids,
+            scale=call.scale,
         )
     elif len(halves) == 1:
-        packed = call.q.device.type != "cpu" and call.layout is not None and call.q.shape[2] > FEW_QUERIES
+        packed = (
+            call.q.device.type != "cpu"
+            and call.layout is not None
+            and call.q.shape[2] > FEW_QUERIES
+        )
         if packed and why_not_varlen(call) is None:
             return attention_by_varlen(call)
         return attention_by_sdpa(call)
     else:
         documents = None
         if call.layout is not None:
-            documents = call.layout.cached("kernels", lambda layout: tape_attention.document_borders(layout.ids_BS))
+            documents = call.layout.cached(
+                "kernels", lambda layout: tape_attention.document_borders(layout.ids_BS)
+            )
         outs = tape_attention.tape_attention(
             call.q, call.k, *halves, offset=call.offset, document_ids=documents, scale=call.scale
         )

@@ -55,7 +55,9 @@ def matrix_attention(
     scores_BGXS = q_BGXK @ k_BGSK.transpose(-1, -2) * scale
     scores_BHTS = reference.capped(scores_BGXS.unflatten(2, (-1, queries)).flatten(1, 2), softcap)
     if bias_BHTS is not None:
-        scores_BHTS = scores_BHTS + (bias_BHTS if isinstance(bias_BHTS, Tensor) else bias_BHTS(scores_BHTS))
+        scores_BHTS = scores_BHTS + (
+            bias_BHTS if isinstance(bias_BHTS, Tensor) else bias_BHTS(scores_BHTS)
+        )
     if allowed_B1TS is not None:
         scores_BHTS = scores_BHTS.masked_fill(~allowed_B1TS, torch.finfo(scores_BHTS.dtype).min)
     weights_BHTS = reference.softmax(scores_BHTS, sinks_H)

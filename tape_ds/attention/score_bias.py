@@ -40,7 +40,9 @@ class ScoreBias(NamedTuple):
         return self.block(self.query_marks[:, :, queries], self.key_marks[:, :, keys])
 
     def part(self, queries: slice, keys: slice) -> ScoreBias:
-        return self._replace(query_marks=self.query_marks[:, :, queries], key_marks=self.key_marks[:, :, keys])
+        return self._replace(
+            query_marks=self.query_marks[:, :, queries], key_marks=self.key_marks[:, :, keys]
+        )
 
 
 class ContentBias(NamedTuple):
@@ -53,6 +55,8 @@ class ContentBias(NamedTuple):
     seen are finite, and mean nothing."""
 
 
-def elementwise(function: ElementFunction, query_marks: Tensor, key_marks: Tensor, heads: Tensor) -> Tensor:
+def elementwise(
+    function: ElementFunction, query_marks: Tensor, key_marks: Tensor, heads: Tensor
+) -> Tensor:
     """Return ``function`` of blocks of scalar marks [B or 1, 1, t, 1] and [B or 1, 1, s, 1]: [B or 1, H, t, s]."""
     return function(query_marks, key_marks.transpose(-1, -2), heads[None, :, None, None])

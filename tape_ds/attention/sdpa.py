@@ -110,7 +110,9 @@ def _masked(call: AttentionCall) -> Tensor:
         # that neither its output nor its gradient can be NaN on any of torch's backends.
         blind_B1T1 = ~allowed_BTS.any(dim=-1, keepdim=True)[:, None]
         mask = allowed_BTS[:, None] | blind_B1T1
-        outs.append(fused(part.q, part.k, part.v, mask, False, part.scale).masked_fill(blind_B1T1, 0.0))
+        outs.append(
+            fused(part.q, part.k, part.v, mask, False, part.scale).masked_fill(blind_B1T1, 0.0)
+        )
     if len(outs) == 1:
         return outs[0]
     return torch.cat(outs, dim=2)
@@ -122,7 +124,9 @@ def _by_document(call: AttentionCall, layout: DocumentLayout) -> Tensor:
 
     def attention(q_PHK: Tensor, k_PGK: Tensor, v_PGV: Tensor) -> Tensor:
         outs = []
-        pieces = zip(q_PHK.split(query_counts), k_PGK.split(key_counts), v_PGV.split(key_counts), strict=True)
+        pieces = zip(
+            q_PHK.split(query_counts), k_PGK.split(key_counts), v_PGV.split(key_counts), strict=True
+        )
         for q, k, v in pieces:
             if len(q):
                 q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
@@ -145,7 +149,9 @@ def biased_attention(call: AttentionCall) -> Tensor:
     call, bias = blank_padding(call), call.bias
     # Cast once, not in every block; and their gradients add up in fp32.
     sinks = None if call.sinks is None else reference.upcast(call.sinks)
-    call = call._replace(k=reference.upcast(call.k), values=(reference.upcast(call.v),), sinks=sinks)
+    call = call._replace(
+        k=reference.upcast(call.k), values=(reference.upcast(call.v),), sinks=sinks
+    )
     (batch, heads, queries, _), keys = call.q.shape, call.k.shape[2]
     most = max(BIASED_LEAST, -(-queries // BIASED_SHARE))
     if call.window is not None:
@@ -161,7 +167,9 @@ def biased_attention(call: AttentionCall) -> Tensor:
     for start in range(0, queries, rows):
         part = call.part(start, min(start + rows, queries))
         if recompute:
-            blocks.append(checkpoint(_biased_block, part, use_reentrant=False, preserve_rng_state=False))
+            blocks.append(
+                checkpoint(_biased_block, part, use_reentrant=False, preserve_rng_state=False)
+            )
         else:
             blocks.append(_biased_block(part))
     return torch.cat(blocks, dim=2)
@@ -188,14 +196,20 @@ def _biased_block(call: AttentionCall) -> Tensor:
     return fused(q, k, v, mask, False, call.scale).masked_fill(blind_B1T1, 0.0)
 
 
-def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> Tensor:
+def fused(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float
+) -> Tensor:
     """torch's fused attention for grouped queries and a value of any width. ``is_causal``: query t sees keys 0 .. t;
     only without a mask and with T = S."""
     on_cpu = q.device.type == "cpu"
     width = q.shape[-1]
     value_width = v.shape[-1]
     grouped = q.shape[1] != k.shape[1]
-    if (on_cpu or q.is_cuda) and torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:
+    if (
+        (on_cpu or q.is_cuda)
+        and torch.is_autocast_enabled(q.device.type)
+        and q.dtype != torch.float64
+    ):
         # as torch's would, but before anything asks for the dtype
         dtype = torch.get_autocast_dtype(q.device.type)
         q = q.to(dtype)
@@ -212,7 +226,9 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool,
     # columns of zeros change neither the scores nor the sums
     if value_width != width:
         common = max(width, value_width)
-        q, k, v = (x if x.shape[-1] == common else F.pad(x, (0, common - x.shape[-1])) for x in (q, k, v))
+        q, k, v = (
+            x if x.shape[-1] == common else F.pad(x, (0, common - x.shape[-1])) for x in (q, k, v)
+        )
     if grouped and not on_cpu and (mask is not None or q.dtype not in _HALVES or not has_flash(q)):
         return _by_head_of_group(q, k, v, mask, is_causal, scale)[..., :value_width]
     return _sdpa(q, k, v, mask, is_causal, scale, grouped)[..., :value_width]
@@ -250,19 +266,30 @@ def _few(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> 
     return out_BGXV.unflatten(2, (-1, q.shape[2])).flatten(1, 2)
 
 
-def _by_head_of_group(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> Tensor:
+def _by_head_of_group(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float
+) -> Tensor:
     """Return one call for the first query heads of all groups, one for the second, ...: only FlashAttention's kernel
     takes grouped queries on CUDA (no mask, 16 bits), and torch would fall back to matrices."""
     q_BGXTK = q.unflatten(1, (k.shape[1], -1))
     masks: list[Tensor | None] = [mask] * q_BGXTK.shape[2]
     if mask is not None and mask.shape[1] > 1:
         masks = list(mask.unflatten(1, (k.shape[1], -1)).unbind(2))
-    outs = [_sdpa(q_BGTK, k, v, part, is_causal, scale) for q_BGTK, part in zip(q_BGXTK.unbind(2), masks, strict=True)]
+    outs = [
+        _sdpa(q_BGTK, k, v, part, is_causal, scale)
+        for q_BGTK, part in zip(q_BGXTK.unbind(2), masks, strict=True)
+    ]
     return torch.stack(outs, dim=2).flatten(1, 2)
 
 
 def _sdpa(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float, grouped: bool = False
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    scale: float,
+    grouped: bool = False,
 ) -> Tensor:
     # Not checked in a compiled graph: the check would break it.
     checks = q.device.type == "cuda" and not torch.compiler.is_compiling()
@@ -281,17 +308,25 @@ def _sdpa(
         }
         order = sdpa_kernel([kernel for kernel, on in enabled.items() if on], set_priority=True)
     with order:
-        sdpa = functools.partial(F.scaled_dot_product_attention, attn_mask=mask, is_causal=is_causal, scale=scale)
+        sdpa = functools.partial(
+            F.scaled_dot_product_attention, attn_mask=mask, is_causal=is_causal, scale=scale
+        )
         if grouped:
             return sdpa(q, k, v, enable_gqa=True)
         return sdpa(q, k, v)
 
 
-def refuse_unfused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, grouped: bool) -> None:
+def refuse_unfused(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, grouped: bool
+) -> None:
     """Raise where torch would compute a long CUDA input by its unfused form, a [B, H, T, S] matrix, without a word."""
     cuda = torch.backends.cuda
     asked = cuda.SDPAParams(q, k, v, mask, 0.0, is_causal, grouped)
-    kernels = (cuda.can_use_flash_attention, cuda.can_use_cudnn_attention, cuda.can_use_efficient_attention)
+    kernels = (
+        cuda.can_use_flash_attention,
+        cuda.can_use_cudnn_attention,
+        cuda.can_use_efficient_attention,
+    )
     if any(can(asked) for can in kernels):
         return
     raise ValueError(

@@ -68,16 +68,21 @@ def attend_in_groups(
         kept = slice(first // served - low * copies, last // served - low * copies)
         q_BhTK = q_BHTK[:, first:last]
         k_BjTK, v_BjTV = (
-            x[:, low:high, None].expand(-1, -1, copies, -1, -1).flatten(1, 2)[:, kept] for x in (k_BGTK, v_BGTV)
+            x[:, low:high, None].expand(-1, -1, copies, -1, -1).flatten(1, 2)[:, kept]
+            for x in (k_BGTK, v_BGTV)
         )
         parts_BthV = []
         for piece in _pieces(tokens, group, shifted):
             # [B, G, T, C] -> [B N, G, g, C]; no copy where tokens are before heads in memory, as projections leave
             # them, and the piece is the whole sequence (or there is one sequence).
-            q, k, v = (piece.cut(x, 2).transpose(1, 2).flatten(0, 1) for x in (q_BhTK, k_BjTK, v_BjTV))
+            q, k, v = (
+                piece.cut(x, 2).transpose(1, 2).flatten(0, 1) for x in (q_BhTK, k_BjTK, v_BjTV)
+            )
             documents = None if layout is None else _cut(layout, piece)
             (out_RhgV,) = attend(q, k, [v], layout=documents, scale=scale, backend=backend)
-            parts_BthV.append(out_RhgV.transpose(1, 2).reshape(len(q_BHTK), -1, *out_RhgV.shape[1:4:2]))
+            parts_BthV.append(
+                out_RhgV.transpose(1, 2).reshape(len(q_BHTK), -1, *out_RhgV.shape[1:4:2])
+            )
         halves_BThV.append(parts_BthV[0] if len(parts_BthV) == 1 else torch.cat(parts_BthV, dim=1))
     return torch.cat(halves_BThV, dim=2).transpose(1, 2)
 
@@ -109,7 +114,9 @@ def attention_span(tokens: int, group: int, heads: int) -> float:
         shifted: sum(piece.groups * piece.length**2 for piece in _pieces(tokens, group, shifted))
         for shifted in (False, True)
     }
-    return sum((last - first) * squares[shifted] for first, last, shifted in _halves(heads)) / (heads * tokens)
+    return sum((last - first) * squares[shifted] for first, last, shifted in _halves(heads)) / (
+        heads * tokens
+    )
 
 
 class _Piece(NamedTuple):
@@ -119,7 +126,9 @@ class _Piece(NamedTuple):
 
     def cut(self, x: Tensor, dim: int) -> Tensor:
         """Return a view of the piece's tokens: dimension ``dim`` (T) -> N, g."""
-        return x.narrow(dim, self.start, self.groups * self.length).unflatten(dim, (self.groups, self.length))
+        return x.narrow(dim, self.start, self.groups * self.length).unflatten(
+            dim, (self.groups, self.length)
+        )
 
 
 def _pieces(tokens: int, group: int, shifted: bool) -> list[_Piece]:
@@ -160,9 +169,13 @@ def _cut(layout: DocumentLayout, piece: _Piece) -> DocumentLayout:
         number = whole.packed.cu_keys // tokens
         place = whole.packed.cu_keys % tokens
         inside = number * length + (place - piece.start).clamp(0, length)
-        groups = torch.arange(0, sequences * length + 1, piece.length, device=inside.device, dtype=inside.dtype)
+        groups = torch.arange(
+            0, sequences * length + 1, piece.length, device=inside.device, dtype=inside.dtype
+        )
         cu = torch.cat((inside, groups)).sort().values
         longest = min(piece.length, whole.packed.longest_keys)
-        return DocumentLayout(ids_RT, piece.length, packed=PackedLayout(cu, cu, longest, longest, None, None))
+        return DocumentLayout(
+            ids_RT, piece.length, packed=PackedLayout(cu, cu, longest, longest, None, None)
+        )
 
     return layout.cached(piece, cut)

@@ -34,11 +34,15 @@ def check_kind(config: PeftConfig) -> None:
     """Raise NotByTensorError for an adapter that is only put onto a model with its weights."""
     start = getattr(config, "init_lora_weights", None)
     if isinstance(start, str) and start.lower().startswith(_STARTS_FROM_THE_BASE):
-        raise NotByTensorError(f"its adapter starts from the base's weights (init_lora_weights: {start})")
+        raise NotByTensorError(
+            f"its adapter starts from the base's weights (init_lora_weights: {start})"
+        )
 
 
 class AdaptedWeights(ModelWeights):
-    def __init__(self, base: ModelWeights, attach: Attach, field: str, name: str, check_logits: bool = False):
+    def __init__(
+        self, base: ModelWeights, attach: Attach, field: str, name: str, check_logits: bool = False
+    ):
         """Put an adapter on.
 
         Args:
@@ -53,7 +57,9 @@ class AdaptedWeights(ModelWeights):
         """
         model = base.model
         self._base = base
-        origins = {parameter: WeightSource(base, each) for each, parameter in model.named_parameters()}
+        origins = {
+            parameter: WeightSource(base, each) for each, parameter in model.named_parameters()
+        }
         parameters = {each for each, _ in model.named_parameters(remove_duplicate=False)}
         buffers = model.state_dict().keys() - parameters
         attached = attach(model, base.rows)
@@ -66,10 +72,20 @@ class AdaptedWeights(ModelWeights):
             if is_empty:
                 raise NotByTensorError(f"its adapter has no {each}")
             sources[parameter] = WeightSource(LoadedRows({each: parameter.detach()}), each)
-        kinds = sorted({str(getattr(each.peft_type, "value", each.peft_type)) for each in wrapped.peft_config.values()})
+        kinds = sorted(
+            {
+                str(getattr(each.peft_type, "value", each.peft_type))
+                for each in wrapped.peft_config.values()
+            }
+        )
         adapter = Adapter(field, name, ", ".join(kinds))
-        if type(wrapped.base_model)._unload_and_optionally_merge is not BaseTuner._unload_and_optionally_merge:
-            raise NotByTensorError(f"peft merges an adapter of its kind ({adapter.kinds}) in a way of its own")
+        if (
+            type(wrapped.base_model)._unload_and_optionally_merge
+            is not BaseTuner._unload_and_optionally_merge
+        ):
+            raise NotByTensorError(
+                f"peft merges an adapter of its kind ({adapter.kinds}) in a way of its own"
+            )
         if buffers and getattr(wrapped.active_peft_config, "layer_replication", None):
             raise NotByTensorError("its adapter repeats layers, and these have buffers")
 
@@ -95,24 +111,36 @@ class AdaptedWeights(ModelWeights):
             self._check_logits(adapter, expected, ids)
 
     def _check_logits(self, adapter: Adapter, expected: Tensor, ids: Tensor) -> None:
-        sources = {parameter: WeightSource(self, name) for name, parameter in self.model.named_parameters()}
+        sources = {
+            parameter: WeightSource(self, name) for name, parameter in self.model.named_parameters()
+        }
         found = logits_by_block(self.model, sources, ids)
         adapter.check("logits", expected, found)
         difference = (found - expected).abs().max().item()
         largest = expected.abs().max().item()
-        print(f"logits: merged, they differ from the adapter's by {difference:.2g} of {largest:.3g}", flush=True)
+        print(
+            f"logits: merged, they differ from the adapter's by {difference:.2g} of {largest:.3g}",
+            flush=True,
+        )
 
     def _untie(self) -> None:
         """Note in the configuration, as peft does after a merge, that head and embeddings are not the same any more."""
         head = self.model.get_output_embeddings()
         embeddings = self.model.get_input_embeddings()
-        if not getattr(self.model.config, "tie_word_embeddings", False) or head is None or embeddings is None:
+        if (
+            not getattr(self.model.config, "tie_word_embeddings", False)
+            or head is None
+            or embeddings is None
+        ):
             return
         if head.weight is not embeddings.weight:
             self.model.config.tie_word_embeddings = False
 
     def unchanged(self, tensor: FileTensor) -> TensorRows | None:
-        if all(self._sources.get(parameter) == WeightSource(self._base, parameter) for parameter in tensor.parameters):
+        if all(
+            self._sources.get(parameter) == WeightSource(self._base, parameter)
+            for parameter in tensor.parameters
+        ):
             return self._base.unchanged(tensor)
         return None
 
@@ -138,5 +166,7 @@ def _adapted(model: nn.Module) -> dict[str, nn.Module]:
         elif isinstance(module, BaseTunerLayer | TrainableTokensWrapper):
             found[path] = module
         elif isinstance(module, AuxiliaryTrainingWrapper):
-            raise NotByTensorError(f"its adapter has a layer of another kind ({path}: {type(module).__name__})")
+            raise NotByTensorError(
+                f"its adapter has a layer of another kind ({path}: {type(module).__name__})"
+            )
     return found

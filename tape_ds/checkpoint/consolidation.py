@@ -38,7 +38,9 @@ def verify(source: Path) -> None:
     """Read all of a checkpoint; refuse it if it is not whole."""
     try:
         manifest = checkpoint.read(source)
-        found = checkpoint.missing_files(source, manifest) or checkpoint.corrupt_files(source, manifest)
+        found = checkpoint.missing_files(source, manifest) or checkpoint.corrupt_files(
+            source, manifest
+        )
     except ValueError as error:
         found = [str(error) if os.path.isdir(source) else "there is no such folder"]
     if found:
@@ -48,7 +50,9 @@ def verify(source: Path) -> None:
 def alternatives(source: Path) -> str:
     """Return the remedy for a folder that is no whole checkpoint: the checkpoints in it, or next to it."""
     for folder in (source, source.parent):
-        if os.path.isdir(folder) and (names := [each.name for each in checkpoint.committed(folder) if each != source]):
+        if os.path.isdir(folder) and (
+            names := [each.name for each in checkpoint.committed(folder) if each != source]
+        ):
             return f"give a checkpoint of its run: {', '.join(names)}"
     return "restore it from a copy" if os.path.isdir(source) else "give a run's folder checkpoint-N"
 
@@ -79,9 +83,12 @@ def consolidate(source: Path, out: Path, dtype: torch.dtype | None = None) -> Co
     and they are read safely."""
     record = trained.read_record(source)
     files = sorted(source.glob("*.safetensors"))
-    raise_if_any([problem for file in files for problem in weight_files.check_file(file, "checkpoint")])
+    raise_if_any(
+        [problem for file in files for problem in weight_files.check_file(file, "checkpoint")]
+    )
     whole = any(file.match(trained.WHOLE_WEIGHTS) for file in files)
-    name = weight_files.WHOLE if whole or not files else files[0].name  # one file instead of several
+    # one file instead of several
+    name = weight_files.WHOLE if whole or not files else files[0].name
     forms: dict[str, Tensor] = {}
     states: list[EngineState] = []  # by tensor-parallel rank
 
@@ -99,7 +106,9 @@ def consolidate(source: Path, out: Path, dtype: torch.dtype | None = None) -> Co
 
     try:
         engine = engine_state.engine_folder(source)
-        if engine is not None and any(engine_state.PARTS.fullmatch(path.name) for path in engine.iterdir()):
+        if engine is not None and any(
+            engine_state.PARTS.fullmatch(path.name) for path in engine.iterdir()
+        ):
             states.append(EngineState(engine))
             states += [EngineState(engine, tensor) for tensor in range(1, states[0].tensor_size)]
             dtype = dtype or torch.float32
@@ -114,7 +123,9 @@ def consolidate(source: Path, out: Path, dtype: torch.dtype | None = None) -> Co
         need, free = 2 * sum(form.nbytes for form in forms.values()), storage.free_bytes(out.parent)
         if free < need:  # for the temporary files of `_write`, and the result
             wrong = f"it needs {storage.size(need)}, and {storage.size(free)} are free there"
-            raise UserError(Problem("out", str(out), wrong, "make room, or name a folder on another disk"))
+            raise UserError(
+                Problem("out", str(out), wrong, "make room, or name a folder on another disk")
+            )
         building.build_aside(out, build, "out")
     except UserError:
         raise
@@ -123,21 +134,33 @@ def consolidate(source: Path, out: Path, dtype: torch.dtype | None = None) -> Co
         raise UserError(Problem("checkpoint", str(source), str(error), remedy)) from error
     origin = "as they were saved"
     if states:
-        ranks, cut = sum(len(state.parts) for state in states), f", tensor_parallel_size {len(states)}"
-        origin = f"masters of ZeRO-{states[0].stage} on {ranks} ranks{cut if len(states) > 1 else ''}"
+        ranks, cut = (
+            sum(len(state.parts) for state in states),
+            f", tensor_parallel_size {len(states)}",
+        )
+        origin = (
+            f"masters of ZeRO-{states[0].stage} on {ranks} ranks{cut if len(states) > 1 else ''}"
+        )
     return Consolidated(out / name, forms, origin)
 
 
-def _engine_names(forms: Iterable[str], states: list[EngineState], trained_names: set[str]) -> dict[str, str]:
+def _engine_names(
+    forms: Iterable[str], states: list[EngineState], trained_names: set[str]
+) -> dict[str, str]:
     """Return the engine's name of each tensor in the files of trained weights. Raises ValueError if they have other
     parameters."""
     trained_here = states[0].shapes.keys()
     known = {**{name: name for name in trained_here}, **states[0].shared}
     # peft's keys are without the adapter's name, and as if nothing were wrapped
-    keys = {name: re.sub(r"\.default(?=\.|$)", "", name.replace(".modules_to_save.default", "")) for name in known}
+    keys = {
+        name: re.sub(r"\.default(?=\.|$)", "", name.replace(".modules_to_save.default", ""))
+        for name in known
+    }
     by_key = {keys[name]: origin for name, origin in known.items()} | known
     if unknown := [key for key in forms if key not in by_key]:
-        raise ValueError(f"its safetensors files have {unknown[0]}, and the engine has not trained it")
+        raise ValueError(
+            f"its safetensors files have {unknown[0]}, and the engine has not trained it"
+        )
     found = {key: by_key[key] for key in forms}
     if missing := trained_here - found.values():
         raise ValueError(f"the engine has trained {min(missing)}, and no safetensors file holds it")
@@ -150,12 +173,17 @@ def _rounds_to(tensor: Tensor, rounded: Tensor) -> bool:
     """Whether this is the tensor in the other's dtype; a function, so that no piece of it is held for longer."""
     pairs = zip(*(each.flatten().split(_CHUNK) for each in (tensor, rounded)), strict=False)
     return tensor.shape == rounded.shape and all(
-        torch.equal(one.to(other.dtype).view(torch.uint8), other.view(torch.uint8)) for one, other in pairs
+        torch.equal(one.to(other.dtype).view(torch.uint8), other.view(torch.uint8))
+        for one, other in pairs
     )
 
 
 def _write(
-    made: Path, files: list[Path], forms: Mapping[str, Tensor], states: list[EngineState], names: Mapping[str, str]
+    made: Path,
+    files: list[Path],
+    forms: Mapping[str, Tensor],
+    states: list[EngineState],
+    names: Mapping[str, str],
 ) -> None:
     """Write the tensors of all files of trained weights into one. Raises ValueError if the masters do not round to the
     saved weights: the parts are of different saves."""
@@ -170,12 +198,17 @@ def _write(
                         tensor = states[0].whole(names[key])
                         if dim is not None:  # else every tensor-parallel rank has all of it
                             try:
-                                tensor = torch.cat([tensor, *(each.whole(names[key]) for each in states[1:])], dim=dim)
+                                tensor = torch.cat(
+                                    [tensor, *(each.whole(names[key]) for each in states[1:])],
+                                    dim=dim,
+                                )
                             except (LookupError, RuntimeError) as error:
                                 wrong = f"the pieces of {names[key]} do not fit the cuts that the files record"
                                 raise ValueError(wrong) from error
                         if not _rounds_to(tensor, rounded):
-                            raise ValueError(f"{key} in {file.name} is not what the engine's fp32 weights round to")
+                            raise ValueError(
+                                f"{key} in {file.name} is not what the engine's fp32 weights round to"
+                            )
                     # In pages of a file instead of memory. It is written, not mapped and filled: a disk that is full
                     # is an error then, and not the process's death.
                     path, tensor = Path(aside) / str(len(tensors)), tensor.to(forms[key].dtype)

@@ -61,7 +61,9 @@ def engine_folder(checkpoint: Path) -> Path | None:
     """Return the engine's folder in a checkpoint, if any. Raises ValueError if there are several."""
     found = sorted(path for path in checkpoint.glob("global_step*") if path.is_dir())
     if len(found) > 1:
-        raise ValueError(f"it holds several states of an engine: {', '.join(path.name for path in found)}")
+        raise ValueError(
+            f"it holds several states of an engine: {', '.join(path.name for path in found)}"
+        )
     return found[0] if found else None
 
 
@@ -72,7 +74,9 @@ class EngineState:
 
     def __init__(self, folder: Path, tensor: int = 0):
         matches = (PARTS.fullmatch(path.name) for path in folder.iterdir())
-        by_rank = {int(match[1]): match[0] for match in matches if match and int(match[2]) == tensor}
+        by_rank = {
+            int(match[1]): match[0] for match in matches if match and int(match[2]) == tensor
+        }
         if not by_rank or sorted(by_rank) != list(range(len(by_rank))):
             of = f" of tensor-parallel rank {tensor}" if tensor else ""
             raise ValueError(f"the parts of ranks {sorted(by_rank)}{of} are no complete set")
@@ -85,7 +89,9 @@ class EngineState:
             self.model = load(folder / f"{first}mp_rank_{tensor:02d}_model_states.pt")
             """Rank 0's other file: counters, settings, and the weights in the model's precision, up to stage 2."""
             groups = self.model["param_shapes"]
-            self.shapes: dict[str, Size] = {name: shape for group in groups for name, shape in group.items()}
+            self.shapes: dict[str, Size] = {
+                name: shape for group in groups for name, shape in group.items()
+            }
             """Of every parameter, or of this piece of it."""
             self._fragments = self._find_fragments(groups)
             self.shared: Mapping[str, str] = {**(self.model.get("shared_params") or {})}
@@ -96,16 +102,25 @@ class EngineState:
             self.cuts = {name: operator.index(cut[0]) for name, cut in stored["cuts"].items()}
             """Dimension along which a parameter was cut into pieces."""
             counts = self.parts[0]["partition_count"]
-            sizes = [[self._padded(flat, rank) for flat in range(len(groups))] for rank in range(len(names))]
+            sizes = [
+                [self._padded(flat, rank) for flat in range(len(groups))]
+                for rank in range(len(names))
+            ]
         except FileNotFoundError as error:
             raise ValueError(f"{Path(error.filename).name} is missing") from error
         except (LookupError, TypeError, AttributeError) as error:
             wrong = f"its engine's files have another form than ZeRO's ({type(error).__name__}: {error})"
             raise ValueError(wrong) from error
-        if any(count != len(self.parts) for count in (counts if isinstance(counts, list) else [counts])):
-            raise ValueError(f"its {len(self.parts)} parts are not those of one job: the first names {counts}")
+        if any(
+            count != len(self.parts) for count in (counts if isinstance(counts, list) else [counts])
+        ):
+            raise ValueError(
+                f"its {len(self.parts)} parts are not those of one job: the first names {counts}"
+            )
         if odd := [name for name, own in zip(names, sizes, strict=True) if own != sizes[0]]:
-            raise ValueError(f"{odd[0]} is of another job than {names[0]}: its tensors are of other sizes")
+            raise ValueError(
+                f"{odd[0]} is of another job than {names[0]}: its tensors are of other sizes"
+            )
 
     def states(self) -> dict[str, Any]:
         """Return the optimizer's states of a parameter: tensors with a value for each element, such as ``exp_avg``, and
@@ -113,8 +128,12 @@ class EngineState:
         one is neither: it cannot be divided."""
         found: dict[str, Any] = self.optimizer()["state"].get(0, {})
         size = self._padded(0)
-        if odd := [key for key, value in found.items() if is_divided(value) and value.shape != (size,)]:
-            raise ValueError(f"the optimizer's {', '.join(odd)} cannot be divided: not a value for each element")
+        if odd := [
+            key for key, value in found.items() if is_divided(value) and value.shape != (size,)
+        ]:
+            raise ValueError(
+                f"the optimizer's {', '.join(odd)} cannot be divided: not a value for each element"
+            )
         return found
 
     def whole(self, name: str, key: str | None = None) -> Tensor:
@@ -126,13 +145,18 @@ class EngineState:
                 self._flat(rank, flat, key).narrow(0, start, count)
                 for rank, flat, start, count in self._fragments[name]
             ]
-            found = torch.cat([torch.empty(0), *pieces])  # a tensor-parallel piece may have no element
+            # a tensor-parallel piece may have no element
+            found = torch.cat([torch.empty(0), *pieces])
             return (found[: shape.numel()] if self.stage == 3 else found).view(shape)
         except (LookupError, RuntimeError) as error:
-            wrong = f"the parts of its ranks do not fit the shape of {name}: they are of several saves"
+            wrong = (
+                f"the parts of its ranks do not fit the shape of {name}: they are of several saves"
+            )
             raise ValueError(wrong) from error
 
-    def _find_fragments(self, groups: list[Mapping[str, Size]]) -> dict[str, list[tuple[int, int, int, int]]]:
+    def _find_fragments(
+        self, groups: list[Mapping[str, Size]]
+    ) -> dict[str, list[tuple[int, int, int, int]]]:
         """Return the pieces of each parameter as (rank, flat tensor, first element, count)."""
         found: dict[str, list[tuple[int, int, int, int]]] = {name: [] for name in self.shapes}
         if self.stage == 3:
@@ -146,7 +170,9 @@ class EngineState:
             return found
 
         # stages 1 and 2 lay the parameters of a group end to end, and give each rank an equal part of the whole
-        paddings = self.parts[0].get("param_alignment_paddings") or [[0] * len(shapes) for shapes in groups]
+        paddings = self.parts[0].get("param_alignment_paddings") or [
+            [0] * len(shapes) for shapes in groups
+        ]
         for flat, shapes in enumerate(groups):
             size, end = self._padded(flat), 0
             for (name, shape), padding in zip(shapes.items(), paddings[flat], strict=True):
@@ -162,16 +188,23 @@ class EngineState:
     def _flat(self, rank: int, flat: int, key: str | None) -> Tensor:
         if key is not None:
             return self.optimizer(rank)["state"][flat][key]
-        return self.parts[rank]["fp32_flat_groups" if self.stage == 3 else "single_partition_of_fp32_groups"][flat]
+        return self.parts[rank][
+            "fp32_flat_groups" if self.stage == 3 else "single_partition_of_fp32_groups"
+        ][flat]
 
     def _padded(self, flat: int, rank: int = 0) -> int:
         """Return the size of a rank's flat tensor with its padding, without which weights below stage 3 are saved."""
-        stripped = self.stage < 3 and "zero_stage" in self.parts[rank]  # not with data_types.grad_accum_dtype
-        return self._flat(rank, flat, None).numel() + (self.parts[rank]["group_paddings"][flat] if stripped else 0)
+        # not with data_types.grad_accum_dtype
+        stripped = self.stage < 3 and "zero_stage" in self.parts[rank]
+        return self._flat(rank, flat, None).numel() + (
+            self.parts[rank]["group_paddings"][flat] if stripped else 0
+        )
 
     def optimizer(self, rank: int = 0) -> dict[str, Any]:
         """Return the ``state_dict`` of a rank's optimizer, over flat tensors instead of parameters."""
-        found: dict[str, Any] = self.parts[rank]["optimizer_state_dict" if self.stage == 3 else "base_optimizer_state"]
+        found: dict[str, Any] = self.parts[rank][
+            "optimizer_state_dict" if self.stage == 3 else "base_optimizer_state"
+        ]
         return found
 
 

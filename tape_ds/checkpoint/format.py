@@ -59,8 +59,11 @@ class Manifest:
     tensor: int = 1  # tensor-parallel size: the engine's parts of that many ranks form one model
     identity: Mapping[str, Any]
     """All that decides the numbers of the run, see :mod:`tape_ds.training.identity`."""
-    versions: Mapping[str, str] = field(default_factory=dict)  # versions of the packages that computed
-    name: str | None = None  # given by a person who asked for it; a named checkpoint is never removed
+    # versions of the packages that computed
+    versions: Mapping[str, str] = field(default_factory=dict)
+    name: str | None = (
+        None  # given by a person who asked for it; a named checkpoint is never removed
+    )
     format: int = FORMAT
 
     @property
@@ -90,7 +93,9 @@ def read(folder: Path) -> Manifest:
         if unsafe := [name for name in files if name.startswith("/") or ".." in Path(name).parts]:
             raise ValueError(f"its {MANIFEST} names files outside of it: {', '.join(unsafe)}")
         if _COMMITTED.fullmatch(folder.name) and step_of(folder) != content["step"]:
-            raise ValueError(f"its {MANIFEST} is of step {content['step']}: it belongs to another checkpoint")
+            raise ValueError(
+                f"its {MANIFEST} is of step {content['step']}: it belongs to another checkpoint"
+            )
         return Manifest(files=files, **content)
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"its {MANIFEST} is damaged ({type(error).__name__}: {error})") from error
@@ -99,7 +104,9 @@ def read(folder: Path) -> Manifest:
 def missing_files(folder: Path, manifest: Manifest) -> list[str]:
     """List files that are missing, of another size, or foreign."""
     found = []
-    present = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if not path.is_dir()}
+    present = {
+        path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if not path.is_dir()
+    }
     for name, entry in manifest.files.items():
         path = present.pop(name, None)
         if path is None or path.is_symlink():
@@ -126,11 +133,15 @@ def foreign_files(folder: Path) -> list[str]:
         known = {*read(folder).files, MANIFEST}
     except (OSError, ValueError):
         known = set()
-    present = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
+    present = (
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()
+    )
     return sorted(name for name in present if name not in known)
 
 
-def corrupt_files(folder: Path, manifest: Manifest, names: Collection[str] | None = None) -> list[str]:
+def corrupt_files(
+    folder: Path, manifest: Manifest, names: Collection[str] | None = None
+) -> list[str]:
     """Read files whole (``names``, default all) and return those whose hash is not the manifest's."""
     found = []
     for name in manifest.files if names is None else names:
@@ -178,7 +189,11 @@ def replace(aside: Path, folder: Path) -> None:
 
 def numbered(output: Path) -> list[Path]:
     """Return folders named as checkpoints, the oldest first."""
-    folders = [path for path in output.glob("checkpoint-*") if _COMMITTED.fullmatch(path.name) and path.is_dir()]
+    folders = [
+        path
+        for path in output.glob("checkpoint-*")
+        if _COMMITTED.fullmatch(path.name) and path.is_dir()
+    ]
     return sorted(folders, key=step_of)
 
 
@@ -207,7 +222,9 @@ def tidy(output: Path) -> list[str]:
     Only for the holder of the run's lock. Returns a line for each.
     """
     done = []
-    for path in [path for path in output.glob("*") if _ASIDE.fullmatch(path.name) and path.is_dir()]:
+    for path in [
+        path for path in output.glob("*") if _ASIDE.fullmatch(path.name) and path.is_dir()
+    ]:
         original = path.with_name(path.name.removesuffix(REPLACED))
         if path.name.endswith(REPLACED) and not original.exists():
             os.rename(path, original)
@@ -256,7 +273,9 @@ def _move_away(folder: Path) -> Path:
     return place
 
 
-def retain(output: Path, limit: int | None, every: int | None = None, steps: Collection[int] = ()) -> list[Path]:
+def retain(
+    output: Path, limit: int | None, every: int | None = None, steps: Collection[int] = ()
+) -> list[Path]:
     """Remove all checkpoints but the newest ``limit`` (None: all), those of steps that ``every`` divides or that are in
     ``steps``, named ones, and those with a file that is no run's. Returns the removed ones."""
     gone = []

@@ -34,12 +34,16 @@ def wrap(model: PreTrainedModel, config: PeftConfig) -> PeftModel:
     repeats = bool(getattr(config, "layer_replication", None))
     of_the_base = set(model.parameters())
     with init.no_init_weights():
-        wrapped: PeftModel = get_peft_model(model, config, autocast_adapter_dtype=False, low_cpu_mem_usage=not repeats)
+        wrapped: PeftModel = get_peft_model(
+            model, config, autocast_adapter_dtype=False, low_cpu_mem_usage=not repeats
+        )
     if repeats:
         for places in hollow.owners(wrapped).values():
             held = getattr(*places[0])
             if held not in of_the_base:
-                _place(places, nn.Parameter(torch.empty_like(held, device="meta"), requires_grad=False))
+                _place(
+                    places, nn.Parameter(torch.empty_like(held, device="meta"), requires_grad=False)
+                )
     if getattr(config, "ensure_weight_tying", False):
         _tie_copies(model)
     return wrapped
@@ -59,7 +63,9 @@ def _tie_copies(model: PreTrainedModel) -> None:
             _place(copies, getattr(*copies[-1]))
 
 
-def read_from(wrapped: PeftModel, places: Mapping[str, nn.Parameter], tensors: TensorRows) -> HollowAdapter:
+def read_from(
+    wrapped: PeftModel, places: Mapping[str, nn.Parameter], tensors: TensorRows
+) -> HollowAdapter:
     """Let parameters of :func:`wrap`'s be read from the tensors of these names."""
     names: dict[nn.Parameter, str] = {}
     for name, parameter in places.items():
@@ -101,11 +107,15 @@ def load(wrapped: PeftModel, tensors: TensorRows) -> tuple[HollowAdapter, list[s
     return HollowAdapter(wrapped, sources), missing, unexpected
 
 
-def _assign(wrapped: PeftModel, tensors: dict[str, Tensor], shared: list[list[tuple[nn.Module, str]]]) -> list[str]:
+def _assign(
+    wrapped: PeftModel, tensors: dict[str, Tensor], shared: list[list[tuple[nn.Module, str]]]
+) -> list[str]:
     """Put tensors where peft wants them; those that take one place of ``shared`` parameters take the others, too.
     Returns the names of those without a place."""
     before = [getattr(*places[0]) for places in shared]
-    unexpected: list[str] = set_peft_model_state_dict(wrapped, tensors, low_cpu_mem_usage=True).unexpected_keys
+    unexpected: list[str] = set_peft_model_state_dict(
+        wrapped, tensors, low_cpu_mem_usage=True
+    ).unexpected_keys
     for places, old in zip(shared, before, strict=True):
         new = [held for held in (getattr(*place) for place in places) if held is not old]
         if new:

@@ -53,10 +53,16 @@ def choose(requested: str | bool | None, output: Path, rank_sync: RankSync) -> R
         if manifest is not None:
             return Resumed(folder, manifest)
         remedy = "give another folder checkpoint-N, or restore this one from a copy"
-        others = [other.name for other in reversed(checkpoint.numbered(folder.parent)) if other.name != folder.name]
+        others = [
+            other.name
+            for other in reversed(checkpoint.numbered(folder.parent))
+            if other.name != folder.name
+        ]
         for name in rank_sync.first(others):
             if _verified(folder.parent / name, rank_sync)[0] is not None:
-                remedy = f"use {folder.parent / name}, which is whole, or --resume auto, which finds it"
+                remedy = (
+                    f"use {folder.parent / name}, which is whole, or --resume auto, which finds it"
+                )
                 break
         raise UserError(Problem(FIELD, str(folder), wrong, remedy))
 
@@ -91,7 +97,9 @@ def _verified(folder: Path, rank_sync: RankSync) -> tuple[Manifest | None, str]:
         found = [f"it cannot be read ({error.strerror or error})"]
     of_all = [wrong for own in rank_sync.objects(found) for wrong in own]
     if not of_all and manifest is not None:
-        found = checkpoint.corrupt_files(folder, manifest, read_by(rank_sync.rank, rank_sync.world, manifest.files))
+        found = checkpoint.corrupt_files(
+            folder, manifest, read_by(rank_sync.rank, rank_sync.world, manifest.files)
+        )
         of_all = [wrong for own in rank_sync.objects(found) for wrong in own]
     if of_all or manifest is None:
         return None, "; ".join(dict.fromkeys(of_all))
@@ -123,12 +131,20 @@ def require_fitting(resumed: Resumed | None, stage: int | None, tensor: int = 1)
         wrong = "saved without an engine, and this job has one"
         if stage is None:
             wrong = "saved with DeepSpeed, not without it"
-        problems.append(Problem(FIELD, str(resumed.folder), wrong, f"resume as it was saved; {new_run}"))
+        problems.append(
+            Problem(FIELD, str(resumed.folder), wrong, f"resume as it was saved; {new_run}")
+        )
     elif bool(manifest.stage) != bool(stage):
         wrong = f"it was saved at ZeRO stage {manifest.stage}, and this job's is {stage}"
-        problems.append(Problem(FIELD, str(resumed.folder), wrong, f"deepspeed: zero{manifest.stage}; {new_run}"))
+        problems.append(
+            Problem(
+                FIELD, str(resumed.folder), wrong, f"deepspeed: zero{manifest.stage}; {new_run}"
+            )
+        )
     if manifest.tensor != tensor:
-        wrong = f"it was saved with tensor_parallel_size {manifest.tensor}, and this job's is {tensor}"
+        wrong = (
+            f"it was saved with tensor_parallel_size {manifest.tensor}, and this job's is {tensor}"
+        )
         remedy = f"tensor_parallel_size: {manifest.tensor}, {new_run}"
         problems.append(Problem(FIELD, str(resumed.folder), wrong, remedy))
     raise_if_any(problems)
@@ -146,12 +162,16 @@ def restore(trainer: Any, folder: Path) -> None:
     frozen ones included."""
     # Refuse files that hold more than tensors and plain values: loading would run the functions that they name.
     # transformers refuses too, but in the middle of a start, and with an error about pickles alone.
-    for path in (folder / name for name in (trainer.rng_file, OPTIMIZER_NAME, SCHEDULER_NAME, SCALER_NAME)):
+    for path in (
+        folder / name for name in (trainer.rng_file, OPTIMIZER_NAME, SCHEDULER_NAME, SCALER_NAME)
+    ):
         if not path.is_file():
             continue
         try:
             with safe_globals():  # mapped where torch can, so that the file is not read twice
-                torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+                torch.load(
+                    path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+                )
         except pickle.UnpicklingError as error:
             wrong = f"{path.name} in it holds more than states, and was not loaded ({str(error).partition('. ')[0]})"
             raise saving.refusal(str(folder), ValueError(wrong)) from error
@@ -162,9 +182,14 @@ def restore(trainer: Any, folder: Path) -> None:
 
     # Optimizers and schedulers store their settings with their states, and loading would bring both back: a run with
     # another learning rate (resume_anyway) would announce the new one and train with the old.
-    optimizer, schedule = trainer.optimizer, getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)
+    optimizer, schedule = (
+        trainer.optimizer,
+        getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler),
+    )
     names = ("weight_decay", "betas", "eps")
-    settings = [{name: group[name] for name in names if name in group} for group in optimizer.param_groups]
+    settings = [
+        {name: group[name] for name in names if name in group} for group in optimizer.param_groups
+    ]
     rates = list(schedule.base_lrs) if hasattr(schedule, "lr_lambdas") else None
 
     if trainer.is_deepspeed_enabled:
@@ -206,7 +231,9 @@ def rank_state(folder: Path, rank_sync: RankSync) -> dict[str, Any] | None:
 
 
 def _state_of(folder: Path, rank: int) -> dict[str, Any]:
-    state: dict[str, Any] = json.loads((folder / f"rank_state_{rank}.json").read_text(encoding="utf-8"))
+    state: dict[str, Any] = json.loads(
+        (folder / f"rank_state_{rank}.json").read_text(encoding="utf-8")
+    )
     return state
 
 

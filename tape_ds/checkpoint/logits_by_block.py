@@ -12,7 +12,9 @@ from tape_ds.models.hollow import WeightSource
 
 
 @torch.no_grad()
-def logits_by_block(model: Any, sources: Mapping[nn.Parameter, WeightSource], ids_BT: Tensor) -> Tensor:
+def logits_by_block(
+    model: Any, sources: Mapping[nn.Parameter, WeightSource], ids_BT: Tensor
+) -> Tensor:
     """Return logits [B, T, V].
 
     Args:
@@ -25,7 +27,9 @@ def logits_by_block(model: Any, sources: Mapping[nn.Parameter, WeightSource], id
     with ExitStack() as stack:
         for block in blocks:
             stack.enter_context(_filled_when_called(block, sources))
-        outside = [places for places in hollow.owners(model).values() if getattr(*places[0]) not in inside]
+        outside = [
+            places for places in hollow.owners(model).values() if getattr(*places[0]) not in inside
+        ]
         stack.enter_context(_filled(outside, sources))
         logits: Tensor = model(input_ids=ids_BT).logits.float()
     return logits
@@ -36,14 +40,18 @@ def _blocks(model: nn.Module) -> list[nn.Module]:
     lists: list[str] = []
     found: list[nn.Module] = []
     for path, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and not any(path.startswith(f"{outer}.") for outer in lists):
+        if isinstance(module, nn.ModuleList) and not any(
+            path.startswith(f"{outer}.") for outer in lists
+        ):
             lists.append(path)
             found += module
     return found
 
 
 @contextmanager
-def _filled_when_called(block: nn.Module, sources: Mapping[nn.Parameter, WeightSource]) -> Iterator[None]:
+def _filled_when_called(
+    block: nn.Module, sources: Mapping[nn.Parameter, WeightSource]
+) -> Iterator[None]:
     stack = ExitStack()
 
     def fill(*_: Any) -> None:
@@ -62,7 +70,9 @@ def _filled_when_called(block: nn.Module, sources: Mapping[nn.Parameter, WeightS
 
 
 @contextmanager
-def _filled(owners: list[list[tuple[nn.Module, str]]], sources: Mapping[nn.Parameter, WeightSource]) -> Iterator[None]:
+def _filled(
+    owners: list[list[tuple[nn.Module, str]]], sources: Mapping[nn.Parameter, WeightSource]
+) -> Iterator[None]:
     emptied: list[tuple[nn.Module, str, nn.Parameter]] = []
     try:
         for places in owners:

@@ -51,8 +51,12 @@ class Adapter:
         largest = expected.abs().max().item()
         allowed = min(ROUNDING * torch.finfo(expected.dtype).eps, 0.5) * largest
         if not difference <= allowed:  # not ">": a NaN is no agreement
-            wrong = f"merging changed {what} by {difference:.3g} of {largest:.3g}, more than rounding "
-            wrong += f"({allowed:.3g}): the merged model is not the adapter (its kind: {self.kinds})"
+            wrong = (
+                f"merging changed {what} by {difference:.3g} of {largest:.3g}, more than rounding "
+            )
+            wrong += (
+                f"({allowed:.3g}): the merged model is not the adapter (its kind: {self.kinds})"
+            )
             raise UserError(Problem(self.field, self.name, wrong, REMEDY))
 
 
@@ -80,7 +84,13 @@ class _Read:
 class MergedLayer:
     """A layer that peft merges."""
 
-    def __init__(self, path: str, layer: nn.Module, sources: Mapping[nn.Parameter, WeightSource], adapter: Adapter):
+    def __init__(
+        self,
+        path: str,
+        layer: nn.Module,
+        sources: Mapping[nn.Parameter, WeightSource],
+        adapter: Adapter,
+    ):
         """``sources``: of all parameters but those of an adapter that is in memory. Raises NotByTensorError."""
         self.path = path
         self._layer: Any = layer
@@ -166,7 +176,9 @@ class MergedLayer:
         """Return what the layer computes of some inputs, as it is now."""
         random = torch.Generator().manual_seed(0)
         if isinstance(self._layer, lora.ParamWrapper):
-            outputs = [_parameter_outputs(wrapper, random).flatten() for wrapper in self._wrappers()]
+            outputs = [
+                _parameter_outputs(wrapper, random).flatten() for wrapper in self._wrappers()
+            ]
             return torch.cat(outputs)
         if isinstance(self._base, nn.Embedding):
             ids = torch.randint(self._base.num_embeddings, (_TOKENS,), generator=random)
@@ -183,7 +195,13 @@ class MergedLayer:
 class MergedLinear(MergedLayer):
     """LoRA over a linear map, whose weight is merged a few rows at a time."""
 
-    def __init__(self, path: str, layer: nn.Module, sources: Mapping[nn.Parameter, WeightSource], adapter: Adapter):
+    def __init__(
+        self,
+        path: str,
+        layer: nn.Module,
+        sources: Mapping[nn.Parameter, WeightSource],
+        adapter: Adapter,
+    ):
         super().__init__(path, layer, sources, adapter)
         (self._active,) = self._layer.active_adapters
         self._scale = self._layer.scaling[self._active]
@@ -195,8 +213,16 @@ class MergedLinear(MergedLayer):
         if type(layer) is not lora.Linear or layer.fan_in_fan_out or layer.lora_variant:
             return False
         active = layer.active_adapters
-        plain = isinstance(layer.base_layer, nn.Linear) and len(active) == 1 and active[0] in layer.lora_A
-        return plain and not layer.lora_bias[active[0]] and layer.lora_A[active[0]].weight.dtype == torch.float32
+        plain = (
+            isinstance(layer.base_layer, nn.Linear)
+            and len(active) == 1
+            and active[0] in layer.lora_A
+        )
+        return (
+            plain
+            and not layer.lora_bias[active[0]]
+            and layer.lora_A[active[0]].weight.dtype == torch.float32
+        )
 
     @torch.no_grad()
     def rows(self, name: str, first: int = 0, last: int | None = None) -> Tensor:
@@ -210,7 +236,9 @@ class MergedLinear(MergedLayer):
         merged_TI = (factors.up_OR[first:last] @ factors.down_RI).mul_(self._scale).add_(rows_TI)
         expected_NT = factors.probe_NI @ rows_TI.T + factors.added_NO[:, first:last]
         if bool(expected_NT.isfinite().all()):  # others refuse weights that are not
-            self._adapter.check(f"the output of {self.path}", expected_NT, factors.probe_NI @ merged_TI.T)
+            self._adapter.check(
+                f"the output of {self.path}", expected_NT, factors.probe_NI @ merged_TI.T
+            )
         return merged_TI
 
     def _read_adapter(self) -> "_Factors":
@@ -219,7 +247,9 @@ class MergedLinear(MergedLayer):
         up = self._layer.lora_B[self._active]
         down_RI = down.weight.detach()
         up_OR = up.weight.detach()
-        probe_NI = torch.randn(_INPUTS, down_RI.shape[1], generator=torch.Generator().manual_seed(0))
+        probe_NI = torch.randn(
+            _INPUTS, down_RI.shape[1], generator=torch.Generator().manual_seed(0)
+        )
         added_NO = up(down(probe_NI)) * self._scale
         for read in self._of_adapter:
             read.let_go()

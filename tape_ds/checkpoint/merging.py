@@ -23,7 +23,12 @@ from tape_ds.models.files import exact, weight_files
 from tape_ds.models.files.library_errors import READ_AGAIN, as_message
 from tape_ds.models.files.tensor_rows import StoredRows
 from tape_ds.models.loading import extendable, model_folder
-from tape_ds.models.model_weights import ModelWeights, NotByTensorError, ReplacedWeights, StoredWeights
+from tape_ds.models.model_weights import (
+    ModelWeights,
+    NotByTensorError,
+    ReplacedWeights,
+    StoredWeights,
+)
 from tape_ds.run_folder import WHOLE_WEIGHTS
 
 _META = {"": "meta"}
@@ -76,16 +81,23 @@ class WholeModel:
             self._say(reason)
         model = self.load(torch.float32)
         exact.require_finite(model, self.field, self.name)
-        for parameter in model.parameters():  # the module's own cast would round the rotary frequencies, too
+        # the module's own cast would round the rotary frequencies, too
+        for parameter in model.parameters():
             parameter.data = parameter.data.to(dtype)
         return model
 
     def _say(self, reason: NotByTensorError) -> None:
         if is_main_process():
-            print(f"note: {self.name} is read and merged as a whole, in fp32: {reason}", file=sys.stderr, flush=True)
+            print(
+                f"note: {self.name} is read and merged as a whole, in fp32: {reason}",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
-def of_run(folder: str | Path, *, base_anyway: bool = False, check_logits: bool = False) -> WholeModel:
+def of_run(
+    folder: str | Path, *, base_anyway: bool = False, check_logits: bool = False
+) -> WholeModel:
     """Return the whole model of a folder of trained weights; ``check_logits``: see :class:`AdaptedWeights`."""
     folder = Path(folder)
 
@@ -129,7 +141,9 @@ def of_folder(
     return WholeModel(weights, lambda dtype: load(dtype=dtype), False, field, name)
 
 
-def of_adapter(folder: Path, base: WholeModel, base_name: str, name: str, check_logits: bool = False) -> WholeModel:
+def of_adapter(
+    folder: Path, base: WholeModel, base_name: str, name: str, check_logits: bool = False
+) -> WholeModel:
     """Return the whole model of an adapter that peft saved; ``check_logits``: see :class:`AdaptedWeights`."""
 
     def weights() -> ModelWeights:

@@ -56,7 +56,9 @@ def put_on_hollow(
         config = PeftConfig.from_pretrained(str(folder))
         missing: list[str] = []
         if config.peft_type == PeftType.LORA:
-            adapter, missing, left_over = hollow_adapter.load(hollow_adapter.wrap(model, config), tensors)
+            adapter, missing, left_over = hollow_adapter.load(
+                hollow_adapter.wrap(model, config), tensors
+            )
         else:
             hollow.materialise(model, _of_base(tensors.names()), read)
             wrapped, left_over = _whole(model, folder, tensors)
@@ -67,21 +69,29 @@ def put_on_hollow(
 
 def _as_message(base: str, name: str) -> AbstractContextManager[None]:
     return as_message(
-        f"peft could not put it onto {base}", "model", name, "give the adapter's own base, and all its files"
+        f"peft could not put it onto {base}",
+        "model",
+        name,
+        "give the adapter's own base, and all its files",
     )
 
 
 def _read(folder: Path, name: str) -> StoredRows:
     tensors = StoredRows(weight_files.adapter_files(folder))
-    damaged = [each for each in tensors.names() if not all(map(exact.is_finite, pieces(tensors, each)))]
+    damaged = [
+        each for each in tensors.names() if not all(map(exact.is_finite, pieces(tensors, each)))
+    ]
     raise_if_any(exact.not_finite_weights(damaged, "model", name))
     return tensors
 
 
-def _whole(model: PreTrainedModel, folder: Path, tensors: TensorRows) -> tuple[PeftModel, list[str]]:
+def _whole(
+    model: PreTrainedModel, folder: Path, tensors: TensorRows
+) -> tuple[PeftModel, list[str]]:
     """Let peft load the adapter; return the names of tensors that have no place, too."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="Found missing adapter keys")  # peft would continue without them
+        # peft would continue without them
+        warnings.filterwarnings("error", message="Found missing adapter keys")
         wrapped = PeftModel.from_pretrained(model, str(folder))
     # once more, because from_pretrained does not return the tensors that fit nowhere
     weights = {each: tensors.rows(each) for each in tensors.names()}
@@ -94,7 +104,9 @@ def _of_base(weights: Iterable[str]) -> set[str]:
     return {_WRAPPED.sub("", name.removeprefix(_PREFIX)) for name in weights}
 
 
-def _require_exact(folder: Path, tensors: TensorRows, missing: list[str], left_over: list[str]) -> None:
+def _require_exact(
+    folder: Path, tensors: TensorRows, missing: list[str], left_over: list[str]
+) -> None:
     # of resized embeddings peft writes a second copy, under the module's own name
     twice = [each for each in left_over if _is_second_copy(each, tensors)]
     exact.require_exact(str(folder), missing, set(left_over) - set(twice), ())
@@ -102,4 +114,8 @@ def _require_exact(folder: Path, tensors: TensorRows, missing: list[str], left_o
 
 def _is_second_copy(name: str, tensors: TensorRows) -> bool:
     other = name.replace(".modules_to_save", "")
-    return other != name and other in tensors.names() and torch.equal(tensors.rows(other), tensors.rows(name))
+    return (
+        other != name
+        and other in tensors.names()
+        and torch.equal(tensors.rows(other), tensors.rows(name))
+    )

@@ -30,7 +30,11 @@ def load_engine(engine: Any, folder: Path, step: int, *, processes: int, stage: 
     ``processes`` and ZeRO ``stage`` that trains the same parameters; all ranks must call it. Under tensor parallelism
     both have equally many pieces."""
     tag, manifest = f"global_step{step}", checkpoint.read(folder)
-    if not stage or (manifest.processes, manifest.stage) == (processes, stage):  # at stage 0 there are no shards
+    # at stage 0 there are no shards
+    if not stage or (manifest.processes, manifest.stage) == (
+        processes,
+        stage,
+    ):
         found, _ = engine.load_checkpoint(str(folder), tag=tag, load_module_strict=False)
         if found is None:
             raise RuntimeError(f"the engine did not load {folder}/{tag}")
@@ -44,7 +48,9 @@ def load_engine(engine: Any, folder: Path, step: int, *, processes: int, stage: 
         )
         raise saving.refusal(str(folder), error, remedy) from error
     logger.info(
-        "the engine's shards are of %d processes at ZeRO stage %s: resharded", manifest.processes, manifest.stage
+        "the engine's shards are of %d processes at ZeRO stage %s: resharded",
+        manifest.processes,
+        manifest.stage,
     )
 
 
@@ -57,9 +63,13 @@ def _reshard(engine: Any, folder: Path) -> None:
     if type(zero) not in (DeepSpeedZeroOptimizer, DeepSpeedZeroOptimizer_Stage3, BF16_Optimizer):
         hidden = f"optimizer ({type(zero).__name__})"
     if hidden:
-        raise ValueError(f"shards of other ranks, or of another ZeRO stage, do not go with this job's {hidden}")
+        raise ValueError(
+            f"shards of other ranks, or of another ZeRO stage, do not go with this job's {hidden}"
+        )
     state = EngineState(folder, engine.checkpoint_mp_rank)
-    trained = {name: weight for name, weight in engine.module.named_parameters() if weight.requires_grad}
+    trained = {
+        name: weight for name, weight in engine.module.named_parameters() if weight.requires_grad
+    }
     if trained.keys() != state.shapes.keys():
         raise ValueError("its engine has trained other parameters than this run does")
     sliced = isinstance(zero, DeepSpeedZeroOptimizer_Stage3)
@@ -73,18 +83,27 @@ def _reshard(engine: Any, folder: Path) -> None:
     own, saved = optimizer.state_dict()["param_groups"], state.optimizer()["param_groups"]
     flats = [flat for group in optimizer.param_groups for flat in group["params"]]
     states = [
-        {key: torch.zeros_like(flat) if is_divided(value) else copy.deepcopy(value) for key, value in kept.items()}
+        {
+            key: torch.zeros_like(flat) if is_divided(value) else copy.deepcopy(value)
+            for key, value in kept.items()
+        }
         for flat in flats
     ]
-    groups = [{**settings, "params": group["params"]} for settings, group in zip(saved, own, strict=True)]
-    optimizer.load_state_dict({"state": dict(enumerate(states)) if kept else {}, "param_groups": groups})
+    groups = [
+        {**settings, "params": group["params"]} for settings, group in zip(saved, own, strict=True)
+    ]
+    optimizer.load_state_dict(
+        {"state": dict(enumerate(states)) if kept else {}, "param_groups": groups}
+    )
     if sliced:
         zero._clear_fp32_optimizer_param_groups()
     else:
         # at stage 1 in bf16 with gradients summed in fp32 (data_types.grad_accum_dtype) another class holds them
         is_bf16 = isinstance(zero, BF16_Optimizer)
         parts = zero.bf16_groups if is_bf16 else zero.bit16_groups
-        masters = zero.fp32_groups_flat_partition if is_bf16 else zero.single_partition_of_fp32_groups
+        masters = (
+            zero.fp32_groups_flat_partition if is_bf16 else zero.single_partition_of_fp32_groups
+        )
         for parameters, flat in zip(parts, masters, strict=True):
             utils.lazy_init_hp_params_optimizer_state(parameters, flat, optimizer.state)
 
@@ -94,11 +113,17 @@ def _reshard(engine: Any, folder: Path) -> None:
         set_weights, set_state = utils.safe_set_full_fp32_param, utils.safe_set_full_optimizer_state
         if sliced:
             # the interface for whole parameters fails at stage 3 where the ranks do not divide one
-            set_weights, set_state = utils.safe_set_local_fp32_param, utils.safe_set_local_optimizer_state
+            set_weights, set_state = (
+                utils.safe_set_local_fp32_param,
+                utils.safe_set_local_optimizer_state,
+            )
         for key in (None, *(key for key, value in kept.items() if is_divided(value))):
             value = state.whole(name, key)
             if sliced:
-                size, rank = parameter.ds_tensor.numel(), torch.distributed.get_rank(parameter.ds_process_group)
+                size, rank = (
+                    parameter.ds_tensor.numel(),
+                    torch.distributed.get_rank(parameter.ds_process_group),
+                )
                 part = value.flatten()[rank * size : (rank + 1) * size]
                 value = nn.functional.pad(part, (0, size - part.numel()))
             if key is None:

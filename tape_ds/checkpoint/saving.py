@@ -20,6 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from deepspeed.checkpoint.constants import (
+    UNIVERSAL_CHECKPOINT_INFO,
+    UNIVERSAL_CHECKPOINT_VERSION_KEY,
+    UNIVERSAL_CHECKPOINT_VERSION_VALUE,
+)
 from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 
 from tape_ds import checkpoint, storage
@@ -81,7 +86,8 @@ class SavedPart:
         def write_all() -> None:
             try:
                 while self._tasks:
-                    self.write(*self._tasks.pop(0), at_once=True)  # out of the list, so that memory is given back
+                    # out of the list, so that memory is given back
+                    self.write(*self._tasks.pop(0), at_once=True)
             except Exception as error:
                 self._mistake = error
 
@@ -109,7 +115,8 @@ class EngineFiles(TorchCheckpointEngine):
         """Of the checkpoint that is being saved."""
         if engine is not None:
             engine.checkpoint_engine = self
-            engine._copy_recovery_script = lambda folder: None  # tape-ds consolidate does the same, and verifies
+            # tape-ds consolidate does the same, and verifies
+            engine._copy_recovery_script = lambda folder: None
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         """Do nothing: folders are made with the files in them."""
@@ -127,7 +134,31 @@ class EngineFiles(TorchCheckpointEngine):
             raise refusal(path, error) from error
 
 
-def refusal(path: str, error: ValueError, remedy: str = "use another checkpoint, of a run of your own") -> UserError:
+def save_engine(
+    engine: Any, part: SavedPart, step: int, tensor_parallel: Mapping[str, Any]
+) -> None:
+    """Make the engine, which has :class:`EngineFiles`, write its part of the checkpoint of ``step``.
+
+    ``tensor_parallel`` is what :data:`.engine_state.TENSOR_PARALLEL` names.
+    """
+    engine.checkpoint_engine.part = part
+    info = {UNIVERSAL_CHECKPOINT_VERSION_KEY: UNIVERSAL_CHECKPOINT_VERSION_VALUE}
+    engine.save_checkpoint(
+        str(part.folder),
+        tag=f"global_step{step}",
+        client_state={
+            UNIVERSAL_CHECKPOINT_INFO: info,
+            engine_state.TENSOR_PARALLEL: tensor_parallel,
+        },
+        save_latest=False,
+        exclude_frozen_parameters=True,
+    )
+    engine.checkpoint_engine.part = None
+
+
+def refusal(
+    path: str, error: ValueError, remedy: str = "use another checkpoint, of a run of your own"
+) -> UserError:
     """Return the error for engine files that cannot be loaded, perhaps on one rank alone."""
     refused = UserError(Problem("resume_from_checkpoint", path, str(error), remedy))
     refused.on_one_rank = True
@@ -179,8 +210,17 @@ class Saver:
         if self.rank_sync.rank == 0:
             shutil.rmtree(aside, ignore_errors=True)
             try:
-                with contextlib.suppress(ValueError):  # the last checkpoint's size, if it can be read
-                    need = max([need, *(checkpoint.read(last).size for last in checkpoint.committed(self.output)[-1:])])
+                # the last checkpoint's size, if it can be read
+                with contextlib.suppress(ValueError):
+                    need = max(
+                        [
+                            need,
+                            *(
+                                checkpoint.read(last).size
+                                for last in checkpoint.committed(self.output)[-1:]
+                            ),
+                        ]
+                    )
                 need, free = need + SPARE, storage.free_bytes(self.output)
                 if free < need:
                     trouble = (
@@ -217,11 +257,15 @@ class Saver:
         part.wait()
         parts = self.rank_sync.objects((part.trouble, part.entries))
         folder: Path | None = None
-        trouble = "; ".join(f"rank {rank}: {trouble}" for rank, (trouble, _) in enumerate(parts) if trouble)
+        trouble = "; ".join(
+            f"rank {rank}: {trouble}" for rank, (trouble, _) in enumerate(parts) if trouble
+        )
         if self.rank_sync.rank == 0:
             try:
                 if not trouble:
-                    folder = self._commit(step, name, part.folder, [entries for _, entries in parts], started)
+                    folder = self._commit(
+                        step, name, part.folder, [entries for _, entries in parts], started
+                    )
             except (OSError, ValueError) as error:
                 trouble = storage.trouble(error, self.output) or str(error)
             if folder is None:
@@ -231,7 +275,14 @@ class Saver:
             self._give_up(step, trouble)
         return folder
 
-    def _commit(self, step: int, name: str | None, aside: Path, parts: list[dict[str, Entry]], started: float) -> Path:
+    def _commit(
+        self,
+        step: int,
+        name: str | None,
+        aside: Path,
+        parts: list[dict[str, Entry]],
+        started: float,
+    ) -> Path:
         """Seal and rename on rank 0, and remove older checkpoints; return the checkpoint."""
         files = {file: entry for entries in parts for file, entry in entries.items()}
         for path in sorted(path for path in aside.rglob("*") if path.is_file()):
@@ -240,22 +291,33 @@ class Saver:
                 storage.sync(path)
                 files[file] = checkpoint.entry(path)
         folder = self.output / f"checkpoint-{step}"
-        manifest = Manifest(step=step, files=files, name=name or checkpoint.name_of(folder), **self.about)
+        manifest = Manifest(
+            step=step, files=files, name=name or checkpoint.name_of(folder), **self.about
+        )
         checkpoint.commit(aside, folder, manifest)
-        self.say(f"{folder.name} committed: {storage.size(manifest.size)} in {time.monotonic() - started:.1f} s")
+        self.say(
+            f"{folder.name} committed: {storage.size(manifest.size)} in {time.monotonic() - started:.1f} s"
+        )
         try:
             gone = checkpoint.retain(self.output, **self.keep)
             if gone:
-                self.say(f"removed {', '.join(each.name for each in gone)}: save_total_limit = {self.keep['limit']}")
+                self.say(
+                    f"removed {', '.join(each.name for each in gone)}: save_total_limit = {self.keep['limit']}"
+                )
         except OSError as error:
-            self.say(f"an older checkpoint could not be removed: {storage.explain(error, self.output)}")
+            self.say(
+                f"an older checkpoint could not be removed: {storage.explain(error, self.output)}"
+            )
         return folder
 
     def _give_up(self, step: int, trouble: str) -> None:
         self.failed += 1
         if self.rank_sync.rank:
             return
-        kept = ", ".join(folder.name for folder in checkpoint.committed(self.output)) or "no earlier checkpoint"
+        kept = (
+            ", ".join(folder.name for folder in checkpoint.committed(self.output))
+            or "no earlier checkpoint"
+        )
         self.say(
             f"step {step}: CHECKPOINT NOT SAVED ({self.failed} so far): {trouble}. Training continues; "
             f"there is {kept}. "

@@ -47,9 +47,13 @@ class SourceModel:
     def whole(self, *, check_logits: bool = False) -> WholeModel:
         """Return the whole model, adapters merged; ``check_logits``: see :func:`merging.of_run`."""
         if self.record is not None:
-            return merging.of_run(self.folder, base_anyway=self.base_anyway, check_logits=check_logits)
+            return merging.of_run(
+                self.folder, base_anyway=self.base_anyway, check_logits=check_logits
+            )
         load = partial(extendable.load, self.folder, self.config)
-        return merging.of_folder(self.folder, load, self.config, "source", str(self.folder), check_logits)
+        return merging.of_folder(
+            self.folder, load, self.config, "source", str(self.folder), check_logits
+        )
 
 
 def find(name_or_path: str, *, base_anyway: bool = False, any_llama: bool = False) -> SourceModel:
@@ -71,7 +75,9 @@ def find(name_or_path: str, *, base_anyway: bool = False, any_llama: bool = Fals
         if found in SHAPES and found not in TYPES and any_llama:
             return _of_transformers(folder)
         if found not in TYPES:
-            wrong = "no such folder" if not given.is_dir() else "neither what a run trained nor a model"
+            wrong = (
+                "no such folder" if not given.is_dir() else "neither what a run trained nor a model"
+            )
             if found:
                 wrong = f"its model_type is {found!r}: transformers loads that as it is"
             remedy = "give a run's folder, its folder 'trained', one of its checkpoints, or a TAPE model folder"
@@ -83,7 +89,9 @@ def find(name_or_path: str, *, base_anyway: bool = False, any_llama: bool = Fals
         raise_if_any(weight_files.check_folder(folder, "source"))
         config = extendable.read(folder)
         extendable.check_weights(folder, config)
-        return SourceModel(folder, config, None, None, "no run is recorded", exact.stored_dtype(folder, config))
+        return SourceModel(
+            folder, config, None, None, "no run is recorded", exact.stored_dtype(folder, config)
+        )
 
     config, record = extendable.read(folder), trained.read_record(folder)
     stored, result, reason = folder.parent / RESULTS / "run.json", None, ""
@@ -107,7 +115,9 @@ def _of_transformers(folder: Path) -> SourceModel:
     if not extendable.by_own_class(native):
         config = extendable.configure(native, position_encoding="rope")
         extendable.check_weights(folder, config)
-    return SourceModel(folder, config, None, None, "no run is recorded", exact.stored_dtype(folder, native))
+    return SourceModel(
+        folder, config, None, None, "no run is recorded", exact.stored_dtype(folder, native)
+    )
 
 
 def model_type(folder: Path) -> str | None:

@@ -42,7 +42,14 @@ FORMAT = 1
 WEIGHTS = "trained.safetensors"
 KEPT = ".kept"
 """Suffix of a person's file in the folder ``trained`` whose name a run needs."""
-_LOADED = (RECORD, WEIGHTS, ADAPTER_WEIGHTS, "adapter_config.json", WHOLE_WEIGHTS, "model.safetensors.index.json")
+_LOADED = (
+    RECORD,
+    WEIGHTS,
+    ADAPTER_WEIGHTS,
+    "adapter_config.json",
+    WHOLE_WEIGHTS,
+    "model.safetensors.index.json",
+)
 """Patterns of files that would be loaded instead of the new ones, if another method left them."""
 _REMEDY = "give the folder 'trained' of a run, or one of its checkpoints"
 
@@ -72,7 +79,11 @@ def origin(model: str, folder: str | Path) -> dict[str, Any]:
     """Return the fields of a record for the base ``model`` (a path is absolute), which was found in ``folder``."""
     commit = None if Path(model).exists() else hub.commit_of(folder)
     files = {file.name: weight_files.fingerprint(file) for file in weight_files.files(folder)}
-    return {"base": model if commit is None else hub.split(model)[0], "base_commit": commit, "base_files": files}
+    return {
+        "base": model if commit is None else hub.split(model)[0],
+        "base_commit": commit,
+        "base_files": files,
+    }
 
 
 def find_base(folder: str | Path, record: TrainedRecord, base_anyway: bool = False) -> str:
@@ -102,7 +113,11 @@ def find_base(folder: str | Path, record: TrainedRecord, base_anyway: bool = Fal
 
 def files_of_weights(folder: Path) -> list[Path]:
     """Return the files of trained weights in a run's ``trained`` or in one of its checkpoints."""
-    return [file for kind in (WEIGHTS, ADAPTER_WEIGHTS, WHOLE_WEIGHTS) for file in sorted(folder.glob(kind))]
+    return [
+        file
+        for kind in (WEIGHTS, ADAPTER_WEIGHTS, WHOLE_WEIGHTS)
+        for file in sorted(folder.glob(kind))
+    ]
 
 
 def gather(model: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
@@ -118,7 +133,8 @@ def gather(model: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
     gathered = {}
     for name in names:
         parameter = parameters[name]
-        with deepspeed.zero.GatheredParameters([parameter]):  # does nothing to one that is not partitioned
+        # does nothing to one that is not partitioned
+        with deepspeed.zero.GatheredParameters([parameter]):
             found = cut_of(parameter)
             tensor = parameter.detach() if found is None else found.whole(parameter)
             if RankSync().rank == 0:
@@ -129,7 +145,10 @@ def gather(model: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
 
 
 def save_trained(
-    folder: str | Path, model: PreTrainedModel | PeftModel, record: TrainedRecord, tokenizer: Any = None
+    folder: str | Path,
+    model: PreTrainedModel | PeftModel,
+    record: TrainedRecord,
+    tokenizer: Any = None,
 ) -> None:
     """Write a folder of trained weights from rank 0; every rank must call it."""
     folder = Path(folder)
@@ -143,10 +162,15 @@ def save_trained(
     if isinstance(model, PeftModel):
         # peft's own `save_pretrained` asks the hub about the base's vocabulary and adds a blank model card, and both of
         # its files would name this machine's folder of the base
-        tensors = {name: tensors[first] for name, first in _first_names(model).items() if first in tensors}
+        tensors = {
+            name: tensors[first] for name, first in _first_names(model).items() if first in tensors
+        }
         saved = get_peft_model_state_dict(model, state_dict=tensors, save_embedding_layers=False)
-        saved = {name: tensor.clone() for name, tensor in saved.items()}  # tied ones must not share memory in a file
-        storage.write_file(folder / ADAPTER_WEIGHTS, lambda path: save_file(saved, path, metadata={"format": "pt"}))
+        # tied ones must not share memory in a file
+        saved = {name: tensor.clone() for name, tensor in saved.items()}
+        storage.write_file(
+            folder / ADAPTER_WEIGHTS, lambda path: save_file(saved, path, metadata={"format": "pt"})
+        )
         adapters = copy.copy(model.peft_config["default"])
         adapters.base_model_name_or_path, adapters.revision = record.base, record.base_commit
         adapters.inference_mode = True
@@ -166,7 +190,9 @@ def save_trained(
     else:
         model.config.save_pretrained(folder)
         if tensors:
-            storage.write_file(folder / WEIGHTS, lambda path: save_file(tensors, path, metadata={"format": "pt"}))
+            storage.write_file(
+                folder / WEIGHTS, lambda path: save_file(tensors, path, metadata={"format": "pt"})
+            )
     if tokenizer is not None:
         tokenizers.save(tokenizer, folder)
     content = asdict(record)
@@ -225,7 +251,10 @@ def _keep_foreign(folder: Path, aside: Path, known: Sequence[str]) -> None:
 def _first_names(model: nn.Module) -> dict[str, str]:
     """Return every name of every parameter -> the name that ``named_parameters`` gives it: tied ones have several."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return {name: names[id(parameter)] for name, parameter in model.named_parameters(remove_duplicate=False)}
+    return {
+        name: names[id(parameter)]
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+    }
 
 
 def read_record(folder: str | Path) -> TrainedRecord:
@@ -242,12 +271,19 @@ def read_record(folder: str | Path) -> TrainedRecord:
         raise UserError(Problem("trained weights", str(folder), wrong, remedy)) from error
 
 
-def differences(folder: Path, model: PreTrainedModel | PeftModel, record: TrainedRecord) -> list[str]:
+def differences(
+    folder: Path, model: PreTrainedModel | PeftModel, record: TrainedRecord
+) -> list[str]:
     """Return the fields in which a folder of trained weights differs from ``model`` and ``record``, without those that
     only describe how a model is held or saved."""
     saved = read_record(folder)
-    fields = [name for name in ("base", "method", "names") if getattr(saved, name) != getattr(record, name)]
-    if saved.base_files and saved.base_files == record.base_files:  # the same base, wherever it was moved
+    fields = [
+        name
+        for name in ("base", "method", "names")
+        if getattr(saved, name) != getattr(record, name)
+    ]
+    # the same base, wherever it was moved
+    if saved.base_files and saved.base_files == record.base_files:
         fields = [name for name in fields if name != "base"]
 
     is_adapted = isinstance(model, PeftModel)
@@ -256,7 +292,8 @@ def differences(folder: Path, model: PreTrainedModel | PeftModel, record: Traine
     names = (other.keys() | own.keys()) - _NOT_THE_MODEL
     fields += sorted(name for name in names if other.get(name) != own.get(name))
 
-    if is_adapted and saved.method == record.method:  # the adapters' targets are in the names of trained parameters
+    # the adapters' targets are in the names of trained parameters
+    if is_adapted and saved.method == record.method:
         shape, own_shape = PeftConfig.from_pretrained(folder), model.peft_config["default"]
         for field, name in {"lora_r": "r", "lora_alpha": "lora_alpha"}.items():
             if getattr(shape, name) != getattr(own_shape, name):
@@ -270,7 +307,9 @@ _NOT_THE_MODEL = {
 }
 
 
-def load_trained(folder: str | Path, *, base_anyway: bool = False, **arguments: Any) -> extendable.Model | PeftModel:
+def load_trained(
+    folder: str | Path, *, base_anyway: bool = False, **arguments: Any
+) -> extendable.Model | PeftModel:
     """Return the base model with the trained weights; a ``PeftModel`` where the method was LoRA. ``arguments`` are for
     ``from_pretrained`` of the base, such as ``dtype``; ``base_anyway``: see :func:`find_base`."""
     folder = Path(folder)
@@ -306,7 +345,9 @@ def with_adapters(folder: Path, record: TrainedRecord, model: PreTrainedModel) -
     return wrapped
 
 
-def with_hollow_adapters(folder: Path, record: TrainedRecord, model: PreTrainedModel) -> HollowAdapter:
+def with_hollow_adapters(
+    folder: Path, record: TrainedRecord, model: PreTrainedModel
+) -> HollowAdapter:
     """Return the same of a base's model without its weights."""
     with _putting_on(folder):
         wrapped = hollow_adapter.wrap(model, PeftConfig.from_pretrained(folder))
@@ -317,7 +358,9 @@ def with_hollow_adapters(folder: Path, record: TrainedRecord, model: PreTrainedM
 def _putting_on(folder: Path) -> AbstractContextManager[None]:
     raise_if_any(weight_files.check_adapter(folder, "trained weights"))
     wrong = "peft could not put its adapter onto the base"
-    return library_errors.as_message(wrong, "trained weights", str(folder), library_errors.READ_AGAIN)
+    return library_errors.as_message(
+        wrong, "trained weights", str(folder), library_errors.READ_AGAIN
+    )
 
 
 def apply_trained(folder: str | Path, model: nn.Module, names: Sequence[str]) -> None:
@@ -343,21 +386,32 @@ def _stored_parameters(model: nn.Module, names: Sequence[str]) -> dict[str, nn.P
     if isinstance(model, PeftModel):  # peft's files leave the adapter's name out of every key
         first = _first_names(model)
         parameters = {name: own[name] for name in own if first[name] in parameters}
-        parameters = get_peft_model_state_dict(model, state_dict=parameters, save_embedding_layers=False)
+        parameters = get_peft_model_state_dict(
+            model, state_dict=parameters, save_embedding_layers=False
+        )
     return parameters
 
 
-def _trained_tensors(folder: str | Path, parameters: Mapping[str, Tensor], unknown: Iterable[str]) -> StoredRows:
+def _trained_tensors(
+    folder: str | Path, parameters: Mapping[str, Tensor], unknown: Iterable[str]
+) -> StoredRows:
     """Return the tensors of a folder's files. Raises UserError if they are not those of ``parameters`` in name and
     shape, or any is ``unknown``."""
     files = files_of_weights(Path(folder))
     if not files:
         raise UserError(Problem("trained weights", str(folder), "it holds no weights", _REMEDY))
-    raise_if_any([problem for file in files for problem in weight_files.check_file(file, "trained weights")])
+    raise_if_any(
+        [problem for file in files for problem in weight_files.check_file(file, "trained weights")]
+    )
     tensors = StoredRows(files)
     misfits = sorted({*(set(tensors.names()) ^ parameters.keys()), *unknown})
-    misfits = misfits or sorted(name for name in tensors.names() if tensors.shape(name) != parameters[name].shape)
+    misfits = misfits or sorted(
+        name for name in tensors.names() if tensors.shape(name) != parameters[name].shape
+    )
     if misfits:
-        wrong, remedy = f"tensors that do not fit this model: {', '.join(misfits[:8])}", "use it with the base it names"
+        wrong, remedy = (
+            f"tensors that do not fit this model: {', '.join(misfits[:8])}",
+            "use it with the base it names",
+        )
         raise UserError(Problem("trained weights", str(folder), wrong, remedy))
     return tensors

@@ -29,7 +29,12 @@ def merged(model: PeftModel, field: str, name: str) -> PreTrainedModel:
     """
     model.eval()
     _separate_weights(model)
-    kinds = sorted({str(getattr(each.peft_type, "value", each.peft_type)) for each in model.peft_config.values()})
+    kinds = sorted(
+        {
+            str(getattr(each.peft_type, "value", each.peft_type))
+            for each in model.peft_config.values()
+        }
+    )
     ids = probe(model)
     expected = _logits(model, ids)
     if not bool(expected.isfinite().all()):
@@ -76,8 +81,16 @@ def probe(model: PeftModel) -> Tensor:
     rows = model.get_input_embeddings().weight.shape[0]
     ids_BT = torch.randint(rows, (sequences, tokens), generator=torch.Generator().manual_seed(0))
     for each in model.peft_config.values():
-        given: Any = getattr(each, "trainable_token_indices", None) or getattr(each, "token_indices", None) or []
-        own = [number for numbers in given.values() for number in numbers] if isinstance(given, dict) else list(given)
+        given: Any = (
+            getattr(each, "trainable_token_indices", None)
+            or getattr(each, "token_indices", None)
+            or []
+        )
+        own = (
+            [number for numbers in given.values() for number in numbers]
+            if isinstance(given, dict)
+            else list(given)
+        )
         own = own[:tokens]
         ids_BT[0, : len(own)] = torch.tensor(own, dtype=torch.long)
     return ids_BT

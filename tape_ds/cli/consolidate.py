@@ -27,7 +27,9 @@ def main(argv: list[str] | None = None) -> int:
         help="of the weights; default: float32 from an engine, else as they were saved",
     )
     parser.add_argument(
-        "--unsealed", action="store_true", help="accept a folder without a manifest, as other programs save it"
+        "--unsealed",
+        action="store_true",
+        help="accept a folder without a manifest, as other programs save it",
     )
     options = parser.parse_args(argv)
     source = Path(options.checkpoint)
@@ -50,6 +52,10 @@ def main(argv: list[str] | None = None) -> int:
     dtype = None if options.dtype is None else getattr(torch, options.dtype)
     done = consolidation.consolidate(source, out, dtype)
     count = sum(form.numel() for form in done.forms.values())
-    dtypes = ", ".join(sorted({str(form.dtype).removeprefix("torch.") for form in done.forms.values()}))
-    print(f"{done.file}: {len(done.forms)} tensors, {count / 1e6:,.2f} M parameters, {dtypes or 'none'}; {done.origin}")
+    dtypes = ", ".join(
+        sorted({str(form.dtype).removeprefix("torch.") for form in done.forms.values()})
+    )
+    print(
+        f"{done.file}: {len(done.forms)} tensors, {count / 1e6:,.2f} M parameters, {dtypes or 'none'}; {done.origin}"
+    )
     return 0

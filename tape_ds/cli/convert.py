@@ -34,10 +34,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("source")
     parser.add_argument("out")
     parser.add_argument("--position_encoding", default="tape")
-    parser.add_argument("--position_options", type=json.loads, help="options of the encoding, as JSON")
-    parser.add_argument("--variant", help="for reference-to-tape: that code's model file, such as adape")
-    parser.add_argument("--rows", type=int, help="keep this many rows of the vocabulary, the first ones")
-    parser.add_argument("--tokenizer", help="folder or hub id of the tokenizer; default: the source's")
+    parser.add_argument(
+        "--position_options", type=json.loads, help="options of the encoding, as JSON"
+    )
+    parser.add_argument(
+        "--variant", help="for reference-to-tape: that code's model file, such as adape"
+    )
+    parser.add_argument(
+        "--rows", type=int, help="keep this many rows of the vocabulary, the first ones"
+    )
+    parser.add_argument(
+        "--tokenizer", help="folder or hub id of the tokenizer; default: the source's"
+    )
     options = parser.parse_args(argv)
     from tape_ds import encodings
     from tape_ds.run_folder import check_whole
@@ -47,15 +55,21 @@ def main(argv: list[str] | None = None) -> int:
     problems += check_whole("source", options.source, options.source)
     problems += paths.check_fetched("source", options.source)
     if options.kind == "reference-to-tape" and options.variant is None:
-        problems.append(Problem("--variant", None, "missing", "name the published model file, such as adape"))
+        problems.append(
+            Problem("--variant", None, "missing", "name the published model file, such as adape")
+        )
     if not isinstance(options.position_options, dict | None):
         wrong = "not a mapping"
         remedy = 'give a mapping, such as {"rank": 64}'
         problems.append(Problem("--position_options", options.position_options, wrong, remedy))
     elif options.kind == "llama-to-tape":
-        problems += encodings.check_options(options.position_encoding, options.position_options or {})
+        problems += encodings.check_options(
+            options.position_encoding, options.position_options or {}
+        )
     if options.rows is not None and options.rows < 1:
-        problems.append(Problem("--rows", options.rows, "no vocabulary", "give the number of rows to keep"))
+        problems.append(
+            Problem("--rows", options.rows, "no vocabulary", "give the number of rows to keep")
+        )
     raise_if_any(problems)
 
     from tape_ds.data import tokenizer as tokenizers
@@ -72,7 +86,9 @@ def main(argv: list[str] | None = None) -> int:
             tokenizers.save(tokenizer, folder)
 
     building.build_aside(Path(options.out), write, "out")
-    print(f"{options.out}: {type(model).__name__}, {model.num_parameters() / 1e6:,.2f} M parameters")
+    print(
+        f"{options.out}: {type(model).__name__}, {model.num_parameters() / 1e6:,.2f} M parameters"
+    )
     return 0
 
 
@@ -94,7 +110,9 @@ def convert_source(options: argparse.Namespace) -> tuple[Callable[[Path], Any], 
         source = model_folder.resolve(source)
         changes: dict[str, Any] = {}
         if options.kind == "llama-to-tape":
-            changes = {name: getattr(options, name) for name in ("position_encoding", "position_options")}
+            changes = {
+                name: getattr(options, name) for name in ("position_encoding", "position_options")
+            }
         native = extendable.read(source)
         config = convert.tape_config(native, **changes)
         # before memory is taken for what config.json says
@@ -145,9 +163,13 @@ def _from_reference(source: str, variant: str) -> Any:
     if not files or not (folder / "config.json").is_file():
         remedy = "give a folder with config.json and *.safetensors (no pickles are read)"
         raise UserError(Problem("source", source, "no reference checkpoint", remedy))
-    tensors = {name: tensor for file in files for name, tensor in weight_files.read(file, "source").items()}
+    tensors = {
+        name: tensor for file in files for name, tensor in weight_files.read(file, "source").items()
+    }
     config = json_file.read(folder / "config.json", "source", source)
-    with library_errors.as_message("it could not be converted", "source", source, "give the folder as published"):
+    with library_errors.as_message(
+        "it could not be converted", "source", source, "give the folder as published"
+    ):
         return from_reference(tensors, config, variant)
 
 
@@ -157,7 +179,9 @@ def _tokenizer(options: argparse.Namespace, source: str) -> Any:
 
     if options.tokenizer is not None:
         return tokenizers.load_tokenizer(options.tokenizer, "--tokenizer")
-    if not Path(source).is_dir() or any((Path(source) / name).is_file() for name in _TOKENIZER_FILES):
+    if not Path(source).is_dir() or any(
+        (Path(source) / name).is_file() for name in _TOKENIZER_FILES
+    ):
         return tokenizers.load_tokenizer(source, "source")
     return None
 

@@ -13,7 +13,11 @@ FOLDER = ROOT / "tools" / "experiment"
 def main(argv: list[str] | None = None) -> int:
     if not FOLDER.is_dir():
         remedy = "start it from a checkout: make setup, then .venv/bin/tape-ds experiment"
-        raise UserError(Problem("command", "experiment", "experiments are no part of an installed package", remedy))
+        raise UserError(
+            Problem(
+                "command", "experiment", "experiments are no part of an installed package", remedy
+            )
+        )
     sys.path.insert(0, str(ROOT))
     code: int = import_module("tools.experiment.__main__").main(argv)
     return code

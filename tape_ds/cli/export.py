@@ -35,9 +35,15 @@ _TYPES = {"auto": "auto", "f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="tape-ds export", description=__doc__)
     add_new_folder(parser, "source", optional=True)
-    parser.add_argument("--name", help="of the model, in its card; default: the name of OUT, or of the GGUF file")
-    parser.add_argument("--license", help="of the weights, as the hub names licences; default: the card has none")
-    parser.add_argument("--push", metavar="NAME", help="upload the folder to the Hugging Face hub as this model")
+    parser.add_argument(
+        "--name", help="of the model, in its card; default: the name of OUT, or of the GGUF file"
+    )
+    parser.add_argument(
+        "--license", help="of the weights, as the hub names licences; default: the card has none"
+    )
+    parser.add_argument(
+        "--push", metavar="NAME", help="upload the folder to the Hugging Face hub as this model"
+    )
     engines = ", ".join(table.engines())
     help = f"refuse what one of these would silently compute as another model: {engines}"
     parser.add_argument("--check", nargs="+", metavar="ENGINE", default=[], help=help)
@@ -66,7 +72,9 @@ def main(argv: list[str] | None = None) -> int:
     source = None
     with collecting(problems):
         source = source_model.find(
-            options.source, base_anyway=options.base_anyway, any_llama=options.out is None and options.gguf is not None
+            options.source,
+            base_anyway=options.base_anyway,
+            any_llama=options.out is None and options.gguf is not None,
         )
     served: Mapping[str, Any] | None = None
     if options.out is not None and source is not None:
@@ -83,7 +91,9 @@ def main(argv: list[str] | None = None) -> int:
         name = options.name or Path(options.gguf).stem
         if not unfit:
             with collecting(problems):
-                planned = gguf_file.plan(source, kind, name, options.license, options.gguf_tokenizer)
+                planned = gguf_file.plan(
+                    source, kind, name, options.license, options.gguf_tokenizer
+                )
     if options.push is not None:
         problems += folder.check_push(options.push)
     raise_if_any(problems)
@@ -94,7 +104,9 @@ def main(argv: list[str] | None = None) -> int:
         print_engines(served, options.check)
         _write_folder(options, source, dtype)
     if planned is not None:
-        numbers = gguf_file.write(planned, source, Path(options.gguf), options.check_logits and served is None)
+        numbers = gguf_file.write(
+            planned, source, Path(options.gguf), options.check_logits and served is None
+        )
         print(f"{options.gguf}: {numbers / 1e6:,.2f} M numbers, {gguf_file.described(planned)}")
     if not source.has_tokenizer:
         print(f"no tokenizer: there is none in {source.folder}")
@@ -110,11 +122,17 @@ def _check_places(options: argparse.Namespace) -> list[Problem]:
         out = Path(options.out)
         found = paths.check_new("out", out) or checkpoint.check_outside("out", out)
         if not found and not out.resolve().parent.is_dir():
-            found.append(Problem("out", options.out, "the folder around it does not exist", "make it first"))
+            found.append(
+                Problem("out", options.out, "the folder around it does not exist", "make it first")
+            )
         problems += found
     else:
         if options.push is not None:
-            problems.append(Problem("--push", options.push, "uploads a folder, and none is written", "name one: OUT"))
+            problems.append(
+                Problem(
+                    "--push", options.push, "uploads a folder, and none is written", "name one: OUT"
+                )
+            )
         if options.check:
             wrong = "is asked of a folder, and none is written; what llama.cpp computes otherwise, no GGUF file holds"
             problems.append(Problem("--check", " ".join(options.check), wrong, "name one: OUT"))
@@ -122,20 +140,39 @@ def _check_places(options: argparse.Namespace) -> list[Problem]:
         file = Path(options.gguf)
         found = paths.check_new("--gguf", file)
         if file.suffix != ".gguf":
-            found.append(Problem("--gguf", options.gguf, "the name of a GGUF file ends in .gguf", f"{file}.gguf"))
+            found.append(
+                Problem(
+                    "--gguf", options.gguf, "the name of a GGUF file ends in .gguf", f"{file}.gguf"
+                )
+            )
         elif not found and not file.resolve().parent.is_dir():
-            found.append(Problem("--gguf", options.gguf, "the folder around it does not exist", "make it first"))
+            found.append(
+                Problem(
+                    "--gguf", options.gguf, "the folder around it does not exist", "make it first"
+                )
+            )
         problems += found
     elif options.gguf_type != "auto" or options.gguf_tokenizer != "auto":
         given = "--gguf_tokenizer"
         if options.gguf_type != "auto":
             given = "--gguf_type"
         value = vars(options)[given[2:]]
-        problems.append(Problem(given, value, "belongs to a GGUF file, and none is written", "name one: --gguf FILE"))
+        problems.append(
+            Problem(
+                given, value, "belongs to a GGUF file, and none is written", "name one: --gguf FILE"
+            )
+        )
     options.gguf_type = _TYPES.get(options.gguf_type.lower(), options.gguf_type)
     if options.gguf_type not in _TYPES.values():
         known = ", ".join(kind for kind in _TYPES.values() if kind != "auto")
-        problems.append(Problem("--gguf_type", options.gguf_type, "not a type that is written", f"give one of {known}"))
+        problems.append(
+            Problem(
+                "--gguf_type",
+                options.gguf_type,
+                "not a type that is written",
+                f"give one of {known}",
+            )
+        )
         options.gguf_type = "auto"
     return problems
 
@@ -144,12 +181,21 @@ def _write_folder(options: argparse.Namespace, source: "SourceModel", dtype: Any
     from tape_ds.export import folder
 
     out = Path(options.out)
-    model = folder.write(source, out, options.name or out.resolve().name, options.license, dtype, options.check_logits)
+    model = folder.write(
+        source,
+        out,
+        options.name or out.resolve().name,
+        options.license,
+        dtype,
+        options.check_logits,
+    )
     plain = folder.is_plain(source)
     kind = "with its own code, modeling_tape.py and what it imports"
     if plain:
         kind = "plain transformers"
-    print(f"{out}: {type(model).__name__}, {model.num_parameters() / 1e6:,.2f} M parameters, {model.dtype}, {kind}")
+    print(
+        f"{out}: {type(model).__name__}, {model.num_parameters() / 1e6:,.2f} M parameters, {model.dtype}, {kind}"
+    )
     if source.result is None:
         print(f"model card without results: {source.without_result}")
     if options.push is not None:

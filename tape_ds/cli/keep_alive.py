@@ -22,7 +22,9 @@ def main(argv: list[str] | None = None) -> int:
     tolerate_lost_terminal()
     defaults = keep_alive.Patience()
     parser = argparse.ArgumentParser(
-        prog="tape-ds keep-alive", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="tape-ds keep-alive",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     helps = {
         "restarts": "consecutive restarts without a newer committed checkpoint; default %(default)s",
@@ -34,7 +36,11 @@ def main(argv: list[str] | None = None) -> int:
         parser.add_argument(f"--{name}", type=type(default), default=default, help=text)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the training command")
     options = parser.parse_args(argv)
-    patience = keep_alive.Patience(restarts=options.restarts, backoff=options.backoff, grace=options.grace)
+    patience = keep_alive.Patience(
+        restarts=options.restarts, backoff=options.backoff, grace=options.grace
+    )
     raise_if_any(patience.problems())
     kept = keep_alive.prepare(options.command[options.command[:1] == ["--"] :])
-    return keep_alive.KeepAlive(kept, patience, request, lambda text: print(f"keep_alive: {text}", flush=True)).run()
+    return keep_alive.KeepAlive(
+        kept, patience, request, lambda text: print(f"keep_alive: {text}", flush=True)
+    ).run()

@@ -91,6 +91,8 @@ def _of_peft(folder: Path, base_anyway: bool, check_logits: bool) -> _Merged:
     found = models.find_adapter(str(folder), base_anyway=base_anyway, check_logits=check_logits)
     has_tokenizer = config_file.has_tokenizer(found.tokenizer_name_or_path)
     tokenizer = found.tokenizer() if has_tokenizer else None
-    base = json_file.read(folder / weight_files.ADAPTER_CONFIG, "trained", str(folder))["base_model_name_or_path"]
+    base = json_file.read(folder / weight_files.ADAPTER_CONFIG, "trained", str(folder))[
+        "base_model_name_or_path"
+    ]
     assert found.whole is not None
     return _Merged(found.whole, tokenizer, found.dtype, f"{base} + the adapter {folder}")

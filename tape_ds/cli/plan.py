@@ -51,10 +51,14 @@ def main(argv: list[str] | None = None) -> int:
         found = search.search(job)
         if not found:
             wrong = f"no layout shares {job.global_batch} sequences among {job.layout.world} GPUs"
-            raise UserError(Problem("global_batch_size", job.global_batch, wrong, "give a multiple of the GPUs"))
+            raise UserError(
+                Problem("global_batch_size", job.global_batch, wrong, "give a multiple of the GPUs")
+            )
         plan = found[0]
         near = [each for each in found[1:] if len(each.job.layout.changes(plan.job.layout)) == 1]
-        print(f"{len(found):,} ways, {sum(each.fits for each in found):,} fit\n\n{ranking(found[:10])}")
+        print(
+            f"{len(found):,} ways, {sum(each.fits for each in found):,} fit\n\n{ranking(found[:10])}"
+        )
         print(f"\nthe first, with one choice changed:\n{ranking([plan, *near])}\n")
         if plan.fits:
             print(f"its flags:\n  {plan.job.layout.command_line(job.layout)}\n")
@@ -71,11 +75,24 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = Parser(prog="tape-ds plan", description=__doc__)
     parser.add_argument("recipe", nargs="?", help="a recipe's name or path")
     parser.add_argument("--gpus", type=int, default=8, help="how many; default %(default)s")
-    parser.add_argument("--gpu", default="h100-80", help=f"one of: {', '.join(hardware.GPUS)}; default %(default)s")
-    parser.add_argument("--model_config", help="a config.json, or the folder it is in, in place of the recipe's model")
+    parser.add_argument(
+        "--gpu", default="h100-80", help=f"one of: {', '.join(hardware.GPUS)}; default %(default)s"
+    )
+    parser.add_argument(
+        "--model_config",
+        help="a config.json, or the folder it is in, in place of the recipe's model",
+    )
     parser.add_argument("--price", type=float, help="of one GPU for an hour, in any currency")
-    parser.add_argument("--documents", type=float, help="of a packed sequence, of equal length; default: one fills it")
-    parser.add_argument("--search", action="store_true", help="rank all ways to spread the run; the best one's flags")
+    parser.add_argument(
+        "--documents",
+        type=float,
+        help="of a packed sequence, of equal length; default: one fills it",
+    )
+    parser.add_argument(
+        "--search",
+        action="store_true",
+        help="rank all ways to spread the run; the best one's flags",
+    )
     return parser.parse_known_args(argv)
 
 
@@ -102,7 +119,9 @@ def ask(own: argparse.Namespace, fields: list[str]) -> tuple[Recipe, Job]:
     job = recipe_job.job_of(recipe, config, own.gpus, gpu)
     if own.documents is not None and job.documents is None:
         remedy = "leave --documents out, or pack sequences without attend_across"
-        raise UserError(Problem("documents", own.documents, "this recipe's sequences have no borders", remedy))
+        raise UserError(
+            Problem("documents", own.documents, "this recipe's sequences have no borders", remedy)
+        )
     return recipe, replace(job, documents=own.documents or job.documents)
 
 
@@ -122,7 +141,9 @@ def ranking(plans: Sequence[Plan]) -> str:
             time = f"{plan.step.all:>10.3f} {plan.step.mfu:>6.1%}"
         else:
             time = f"{'does not fit':>17}"
-        lines.append(f"{plan.memory.peak.total / GIB:>7.1f} {time}  {plan.job.layout.command_line()}")
+        lines.append(
+            f"{plan.memory.peak.total / GIB:>7.1f} {time}  {plan.job.layout.command_line()}"
+        )
     return "\n".join(lines)
 
 
@@ -159,7 +180,9 @@ def page(plan: Plan, price: float | None) -> str:
             "parameters": f"{job.parameters / 1e9:,.3f} B, {job.trained_parameters / 1e6:,.3f} M trained",
             "batch": f"{job.global_batch} sequences x {job.length:,} tokens = {tokens:,} a step: "
             f"{layout.micro_batch} x {layout.data} ranks x {job.accumulation} accumulation",
-            "memory": f"fits: {in_all}" if plan.fits else f"IT DOES NOT FIT: {in_all}; --search finds layouts that do",
+            "memory": f"fits: {in_all}"
+            if plan.fits
+            else f"IT DOES NOT FIT: {in_all}; --search finds layouts that do",
         },
         f"memory of a GPU in the {found.peak.moment}, GiB ({moments})": {
             name.replace("_", " "): f"{size / GIB:8.2f}" for name, size in sizes.items()
@@ -184,7 +207,9 @@ def page(plan: Plan, price: float | None) -> str:
         "run": {
             "speed": f"{step.tokens_per_second:,.0f} tokens/s, {step.tokens_per_second / layout.world:,.0f} a GPU, "
             f"MFU {step.mfu:.1%}",
-            "time": run + cost if job.steps else "the recipe counts epochs: the steps are not known before the data",
+            "time": run + cost
+            if job.steps
+            else "the recipe counts epochs: the steps are not known before the data",
             "longest sequence that fits": f"{search.largest_length(job):,} tokens, one on each data-parallel rank",
             "largest micro-batch that fits": f"{search.largest_micro_batch(job):,} sequences of {job.length:,} tokens",
         },
@@ -195,4 +220,7 @@ def page(plan: Plan, price: float | None) -> str:
     }
     # one GPU sends nothing
     shown = {head: rows for head, rows in blocks.items() if rows}
-    return "\n\n".join("\n".join([head, *(f"  {k:<36}{v}" for k, v in rows.items())]) for head, rows in shown.items())
+    return "\n\n".join(
+        "\n".join([head, *(f"  {k:<36}{v}" for k, v in rows.items())])
+        for head, rows in shown.items()
+    )

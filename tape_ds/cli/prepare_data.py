@@ -23,18 +23,33 @@ from tape_ds.errors import Problem, command, raise_if_any
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="tape-ds prepare-data", description=__doc__)
     parser.add_argument("--data", nargs="+", metavar="SPEC", help="as in the recipes")
-    parser.add_argument("--tokenizer", metavar="PATH_OR_NAME", help="a folder, a hub id, a .gguf file or smollm2")
+    parser.add_argument(
+        "--tokenizer", metavar="PATH_OR_NAME", help="a folder, a hub id, a .gguf file or smollm2"
+    )
     parser.add_argument("--output", metavar="DIR")
-    parser.add_argument("--check", metavar="DIR", help="read a finished folder whole and name what is damaged")
+    parser.add_argument(
+        "--check", metavar="DIR", help="read a finished folder whole and name what is damaged"
+    )
     parser.add_argument("--split", default="train", choices=SPLITS, help="%(default)s")
-    parser.add_argument("--shard_tokens", type=int, default=SHARD_TOKENS, help="tokens a shard; %(default)s")
-    parser.add_argument("--parts", type=int, default=PARTS, help="tasks at most, more than workers; %(default)s")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes; %(default)s, one a core")
-    parser.add_argument("--skip_bad_rows", type=int, default=0, help="unreadable rows to tolerate; %(default)s")
+    parser.add_argument(
+        "--shard_tokens", type=int, default=SHARD_TOKENS, help="tokens a shard; %(default)s"
+    )
+    parser.add_argument(
+        "--parts", type=int, default=PARTS, help="tasks at most, more than workers; %(default)s"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=os.cpu_count(), help="processes; %(default)s, one a core"
+    )
+    parser.add_argument(
+        "--skip_bad_rows", type=int, default=0, help="unreadable rows to tolerate; %(default)s"
+    )
     options = parser.parse_args(argv)
     given = [name for name in ("data", "tokenizer", "output") if getattr(options, name) is not None]
     if options.check is not None:
-        problems = [Problem(name, getattr(options, name), "does not go with --check", "leave it out") for name in given]
+        problems = [
+            Problem(name, getattr(options, name), "does not go with --check", "leave it out")
+            for name in given
+        ]
         raise_if_any(problems + below_one(options, "workers"))
     else:
         missing = [name for name in ("data", "tokenizer", "output") if name not in given]
@@ -46,7 +61,9 @@ def main(argv: list[str] | None = None) -> int:
     if options.check is not None:
         raise_if_any(prepared.verify(options.check, threads=options.workers))
         manifest = read_manifest(Path(options.check))
-        print(f"{options.check}: {len(manifest.shards)} shards, {manifest.tokens:,} tokens, all of them whole")
+        print(
+            f"{options.check}: {len(manifest.shards)} shards, {manifest.tokens:,} tokens, all of them whole"
+        )
         return 0
 
     bad_rows = BadRows(options.skip_bad_rows)
@@ -72,4 +89,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def report(entry: ShardEntry) -> None:
     # with its newline in one write: workers share an output that may have no buffer
-    print(f"{entry.file}: {entry.documents:,} documents, {entry.tokens:,} tokens\n", end="", flush=True)
+    print(
+        f"{entry.file}: {entry.documents:,} documents, {entry.tokens:,} tokens\n",
+        end="",
+        flush=True,
+    )

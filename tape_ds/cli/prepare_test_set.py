@@ -42,7 +42,11 @@ TEST_SETS: dict[str, dict[str, Any]] = {
         "min_tokens": 32_768,
         "max_documents": 128,
     },
-    "gov_report": {"data": ["jsonl:zip://gov_report/test.jsonl::hf://datasets/tau/scrolls/gov_report.zip#input"]},
+    "gov_report": {
+        "data": [
+            "jsonl:zip://gov_report/test.jsonl::hf://datasets/tau/scrolls/gov_report.zip#input"
+        ]
+    },
     "github": {
         "data": [
             "jsonl:hf://datasets/monology/pile-uncopyrighted@3be90335b66f24456a5d6659d9c8d208c0357119/"
@@ -57,13 +61,23 @@ TEST_SETS: dict[str, dict[str, Any]] = {
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="tape-ds prepare-test-set", description=__doc__)
     parser.add_argument("name", choices=TEST_SETS)
-    parser.add_argument("--tokenizer", required=True, help="a folder, a hub id, a .gguf file or smollm2")
+    parser.add_argument(
+        "--tokenizer", required=True, help="a folder, a hub id, a .gguf file or smollm2"
+    )
     parser.add_argument("--output", required=True, metavar="FILE.bin")
     parser.add_argument("--data", nargs="+", metavar="SPEC", help="as in recipes; default: the hub")
-    parser.add_argument("--min_tokens", type=int, metavar="N", help="shorter documents are left out")
-    parser.add_argument("--max_tokens", type=int, metavar="N", help="documents are cut to this length")
-    parser.add_argument("--max_documents", type=int, metavar="N", help="the first that are long enough")
-    parser.add_argument("--keep_special", action="store_true", help="leave the tokenizer's BOS and EOS")
+    parser.add_argument(
+        "--min_tokens", type=int, metavar="N", help="shorter documents are left out"
+    )
+    parser.add_argument(
+        "--max_tokens", type=int, metavar="N", help="documents are cut to this length"
+    )
+    parser.add_argument(
+        "--max_documents", type=int, metavar="N", help="the first that are long enough"
+    )
+    parser.add_argument(
+        "--keep_special", action="store_true", help="leave the tokenizer's BOS and EOS"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace the file")
     options = parser.parse_args(argv)
     for name, value in ({"data": [], "min_tokens": 1} | TEST_SETS[options.name]).items():
@@ -72,17 +86,33 @@ def main(argv: list[str] | None = None) -> int:
     path = Path(options.output)
     problems = below_one(options, "min_tokens", "max_tokens", "max_documents")
     if path.suffix != ".bin":
-        problems.append(Problem("--output", options.output, "the file's name does not end in .bin", "call it NAME.bin"))
+        problems.append(
+            Problem(
+                "--output",
+                options.output,
+                "the file's name does not end in .bin",
+                "call it NAME.bin",
+            )
+        )
     problems += check_folder("--output", path.parent)
     if path.is_dir():
         problems.append(Problem("--output", options.output, "it is a folder", "name another file"))
     elif not options.overwrite and any(map(os.path.lexists, (path, token_file.record_path(path)))):
-        problems.append(Problem("--output", options.output, "exists", "name another file, or replace it: --overwrite"))
+        problems.append(
+            Problem(
+                "--output",
+                options.output,
+                "exists",
+                "name another file, or replace it: --overwrite",
+            )
+        )
     sources: list[Source] = []
     with collecting(problems):
         sources = parse_all(list(options.data), "--data")
     ids = [source for source in sources if source.tokenised]
-    problems += [source.problem("token ids already", "name the text they were made from") for source in ids]
+    problems += [
+        source.problem("token ids already", "name the text they were made from") for source in ids
+    ]
     raise_if_any(problems)
 
     # torch, only once the options are right
@@ -95,11 +125,18 @@ def main(argv: list[str] | None = None) -> int:
         """Yield token ids int32 [n] of each document."""
         for source in sources:
             for _, ids in tokenized.encode(source.documents("heldout"), tokens):
-                own = ids if options.keep_special else tokenized.without_ends(ids[: len(ids) - end], tokens)
+                own = (
+                    ids
+                    if options.keep_special
+                    else tokenized.without_ends(ids[: len(ids) - end], tokens)
+                )
                 if len(own) >= options.min_tokens:
                     yield own[: options.max_tokens]
 
-    choice = {name: getattr(options, name) for name in ("min_tokens", "max_tokens", "max_documents", "keep_special")}
+    choice = {
+        name: getattr(options, name)
+        for name in ("min_tokens", "max_tokens", "max_documents", "keep_special")
+    }
     written = token_file.write(
         path,
         islice(long_enough(), options.max_documents),
@@ -108,5 +145,7 @@ def main(argv: list[str] | None = None) -> int:
         sources={source.spec: source.fingerprint() for source in sources},
         choice=choice,
     )
-    print(f"{path}: {written.documents:,} documents, {written.tokens:,} tokens as {written.width}; name it bin:{path}")
+    print(
+        f"{path}: {written.documents:,} documents, {written.tokens:,} tokens as {written.width}; name it bin:{path}"
+    )
     return 0

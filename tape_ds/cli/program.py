@@ -28,7 +28,10 @@ GROUPS = {
     },
     "Score": {
         "evaluate": ("evaluate", "perplexity, passkeys, SCROLLS, lm-eval's tasks, reports"),
-        "experiment": ("experiment", "runs that differ in one thing, the published tables among them"),
+        "experiment": (
+            "experiment",
+            "runs that differ in one thing, the published tables among them",
+        ),
     },
     "Prepare": {
         "plan": ("plan", "memory, time and cost of a run before it starts"),
@@ -72,7 +75,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     name, *arguments = words
     name = name.replace("_", "-")
     if name not in MODULES:
-        raise UserError(Problem("command", words[0], "unknown", f"{did_you_mean(name, MODULES)} (tape-ds --help)"))
+        raise UserError(
+            Problem(
+                "command", words[0], "unknown", f"{did_you_mean(name, MODULES)} (tape-ds --help)"
+            )
+        )
 
     has_gpu = gpus() > 0
     os.environ |= installation.environment()
@@ -87,7 +94,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     # results, locks and messages show the command like this
     sys.argv = ["tape-ds", name, *arguments]
     module = importlib.import_module(f"tape_ds.cli.{MODULES[name]}")
-    code: int = module.main(TRAINING[name], arguments) if name in TRAINING else module.main(arguments)
+    code: int = (
+        module.main(TRAINING[name], arguments) if name in TRAINING else module.main(arguments)
+    )
     return code
 
 
@@ -109,8 +118,12 @@ def usage() -> str:
         "Without one they are a single process, and so is evaluate. These options change that, anywhere "
         "after the command, as in tape-ds extend llama2_7b_8k --gpus 2:"
     )
-    options = textwrap.wrap(" ".join([*OPTION_NAMES, *DEEPSPEED_OPTIONS]), 114, break_on_hyphens=False)
-    return "\n".join([*lines, *textwrap.wrap(about, 118), "", *(f"    {line}" for line in options), ""])
+    options = textwrap.wrap(
+        " ".join([*OPTION_NAMES, *DEEPSPEED_OPTIONS]), 114, break_on_hyphens=False
+    )
+    return "\n".join(
+        [*lines, *textwrap.wrap(about, 118), "", *(f"    {line}" for line in options), ""]
+    )
 
 
 def deepspeed_line(name: str, words: Sequence[str], has_gpu: bool) -> list[str] | None:
@@ -121,11 +134,22 @@ def deepspeed_line(name: str, words: Sequence[str], has_gpu: bool) -> list[str] 
     options, arguments = split(words)
     by_itself = name in TRAINING and "RANK" not in os.environ and not LOOKS & set(words)
     if by_itself and not has_gpu:
-        print("tape-ds: CUDA's driver shows no GPU: this is for the CPU", file=sys.stderr, flush=True)
+        print(
+            "tape-ds: CUDA's driver shows no GPU: this is for the CPU", file=sys.stderr, flush=True
+        )
     if not options and not (by_itself and has_gpu):
         return None
     hostfile.machines(options)
-    return [sys.executable, "-m", "deepspeed.launcher.runner", *options, "--module", "tape_ds", name, *arguments]
+    return [
+        sys.executable,
+        "-m",
+        "deepspeed.launcher.runner",
+        *options,
+        "--module",
+        "tape_ds",
+        name,
+        *arguments,
+    ]
 
 
 def gpus() -> int:

@@ -29,13 +29,40 @@ SWITCHES = {
     "--help FIELD": "one field in full",
 }
 USUAL = (
-    *("global_batch_size", "per_device_train_batch_size", "max_steps", "num_train_epochs", "learning_rate"),
-    *("lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm", "optim", "bf16", "fp16"),
-    *("activation_checkpointing", "deepspeed", "seed", "output_dir", "resume_from_checkpoint", "save_strategy"),
+    *(
+        "global_batch_size",
+        "per_device_train_batch_size",
+        "max_steps",
+        "num_train_epochs",
+        "learning_rate",
+    ),
+    *(
+        "lr_scheduler_type",
+        "warmup_steps",
+        "weight_decay",
+        "max_grad_norm",
+        "optim",
+        "bf16",
+        "fp16",
+    ),
+    *(
+        "activation_checkpointing",
+        "deepspeed",
+        "seed",
+        "output_dir",
+        "resume_from_checkpoint",
+        "save_strategy",
+    ),
     *("save_steps", "save_total_limit", "logging_steps", "report_to", "run_name"),
 )
 """Fields of the trainer that ``--help`` describes; the others it only lists."""
-_DOCUMENTED = ("deepspeed", "resume_from_checkpoint", "output_dir", "activation_checkpointing", "global_batch_size")
+_DOCUMENTED = (
+    "deepspeed",
+    "resume_from_checkpoint",
+    "output_dir",
+    "activation_checkpointing",
+    "global_batch_size",
+)
 """Fields of these that mean something else than in transformers."""
 
 
@@ -57,21 +84,34 @@ def answered(argv: list[str], kind: type[Recipe]) -> bool:
                 raise UserError(Problem("help", name, "unknown field", did_you_mean(name, known)))
             lines += [""] if lines else []
             lines.append(f"--{name}  ({fields.spelled(known[name].annotation)})")
-            text = _described(known[name]) or "A field of transformers' TrainingArguments, see its documentation."
+            text = (
+                _described(known[name])
+                or "A field of transformers' TrainingArguments, see its documentation."
+            )
             lines.append(_wrapped(text, "  "))
             if (owned := trainer.OWNED.get(name)) is not None:
                 default = _shown(known[name].default)
-                lines.append(_wrapped(f"It stays {default} here: {owned.reason}; {owned.remedy}.", "  "))
+                lines.append(
+                    _wrapped(f"It stays {default} here: {owned.reason}; {owned.remedy}.", "  ")
+                )
     elif "--help" in words or "-h" in words:
         lines.append(f"usage: {COMMANDS[kind.LAUNCHER]} [RECIPE] [--FIELD VALUE ...]\n")
-        lines += _table({name: text.format(default=kind.DEFAULT) for name, text in SWITCHES.items()})
+        lines += _table(
+            {name: text.format(default=kind.DEFAULT) for name, text in SWITCHES.items()}
+        )
         for section in kind.SECTIONS.values():
             lines.append(f"\n{_title(section)}:")
-            lines += _table({f"--{name}": _described(field) for name, field in section.flat_fields().items()})
+            lines += _table(
+                {f"--{name}": _described(field) for name, field in section.flat_fields().items()}
+            )
         lines.append(f"\n{_title(Trainer)}:")
         lines += _table({f"--{name}": _described(Trainer.model_fields[name]) for name in USUAL})
         rest = [name for name in trainer.FIELDS if name not in (*USUAL, *trainer.OWNED)]
-        lines.append(_wrapped("and every other field of transformers' TrainingArguments: " + ", ".join(rest), "  "))
+        lines.append(
+            _wrapped(
+                "and every other field of transformers' TrainingArguments: " + ", ".join(rest), "  "
+            )
+        )
     if lines and is_main_process():
         print("\n".join(lines))
     return bool(lines)
@@ -80,7 +120,9 @@ def answered(argv: list[str], kind: type[Recipe]) -> bool:
 def page(kinds: Sequence[type[Recipe]]) -> str:
     """Return docs/fields.md for these kinds of recipes: this stack's own fields."""
     shared = list(Recipe.SECTIONS.values())
-    defaults = ", ".join(f"`{name}: {_shown(value)}`" for name, value in trainer.OURS.items() if name in USUAL)
+    defaults = ", ".join(
+        f"`{name}: {_shown(value)}`" for name, value in trainer.OURS.items() if name in USUAL
+    )
     lines = [
         *("# Fields of a recipe", ""),
         "The fields of every training command, for a recipe or the command line. `--help` prints the same, and",
@@ -107,7 +149,9 @@ def page(kinds: Sequence[type[Recipe]]) -> str:
     lines += [_line(name, Trainer.model_fields[name]) for name in USUAL if name in _DOCUMENTED]
     lines += [
         "",
-        textwrap.fill(_LIBRARY.format(defaults=defaults), 140, break_long_words=False, break_on_hyphens=False),
+        textwrap.fill(
+            _LIBRARY.format(defaults=defaults), 140, break_long_words=False, break_on_hyphens=False
+        ),
     ]
     return "\n".join(lines) + "\n"
 
@@ -141,7 +185,9 @@ def _type(annotation: Any) -> str:
 
 
 def _filled(text: str) -> str:
-    return textwrap.fill(text, 140, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(
+        text, 140, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _title(section: type[Section]) -> str:
@@ -176,7 +222,9 @@ def _plain(text: str) -> str:
 
 def _table(rows: Mapping[str, str]) -> Iterator[str]:
     for name, text in rows.items():
-        yield _wrapped(text, " " * 34, f"  {name:<32}" if len(name) < 32 else f"  {name}\n{' ' * 34}")
+        yield _wrapped(
+            text, " " * 34, f"  {name:<32}" if len(name) < 32 else f"  {name}\n{' ' * 34}"
+        )
 
 
 def _wrapped(text: str, indent: str, first: str | None = None) -> str:

@@ -29,9 +29,15 @@ def main(argv: list[str] | None = None) -> int:
         default="127.0.0.1",
         help="address to listen at, IPv4 or 6; 0.0.0.0 or :: is every network (no password!)",
     )
-    group.add_argument("--port", type=int, default=8000, help="0: one that is free (default: %(default)s)")
-    group.add_argument("--name", help="name of the model for clients; default: MODEL as it was typed")
-    group.add_argument("--max_length", type=length, help="tokens of prompt and answer; default: the model's length")
+    group.add_argument(
+        "--port", type=int, default=8000, help="0: one that is free (default: %(default)s)"
+    )
+    group.add_argument(
+        "--name", help="name of the model for clients; default: MODEL as it was typed"
+    )
+    group.add_argument(
+        "--max_length", type=length, help="tokens of prompt and answer; default: the model's length"
+    )
     group.add_argument(
         "--defaults",
         choices=("model", "openai"),
@@ -61,7 +67,14 @@ def main(argv: list[str] | None = None) -> int:
             port = free.getsockname()[1]  # of --port 0
     except (OSError, OverflowError) as error:
         place = f"{host}:{port}"
-        problems.append(Problem("--port", place, f"cannot be listened at ({error})", "choose another --port or --host"))
+        problems.append(
+            Problem(
+                "--port",
+                place,
+                f"cannot be listened at ({error})",
+                "choose another --port or --host",
+            )
+        )
     with collecting(problems):
         found = models.find(options)
         longest = options.max_length or found.native_length

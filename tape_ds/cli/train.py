@@ -16,7 +16,15 @@ from tape_ds.config.finetuning import FinetuningRecipe
 from tape_ds.config.recipe import Recipe
 from tape_ds.distributed.rendezvous import report_failures
 from tape_ds.engines import table
-from tape_ds.errors import Problem, UserError, collecting, command, is_main_process, raise_if_any, redacted
+from tape_ds.errors import (
+    Problem,
+    UserError,
+    collecting,
+    command,
+    is_main_process,
+    raise_if_any,
+    redacted,
+)
 from tape_ds.models.files import config_file, hub
 
 
@@ -56,14 +64,23 @@ def _memory(recipe: Recipe, config: Any) -> str:
     except Exception as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         wrong = f"the memory of a step of {recipe.window:,} tokens could not be counted ({reason[:300]})"
-        raise UserError(Problem("window", recipe.window, wrong, "give fewer tokens, or a smaller model")) from error
+        raise UserError(
+            Problem("window", recipe.window, wrong, "give fewer tokens, or a smaller model")
+        ) from error
 
 
 def describe(recipe: Recipe) -> str:
     """Return the plan as lines of ``name: value``, for ``--dry_run``."""
     from tape_ds.export import config_json
     from tape_ds.planning import recipe_job
-    from tape_ds.training import compiled_ops, context_preview, device, earlier_run, library_checks, model_config
+    from tape_ds.training import (
+        compiled_ops,
+        context_preview,
+        device,
+        earlier_run,
+        library_checks,
+        model_config,
+    )
 
     problems = library_checks.check(recipe)
     with collecting(problems):
@@ -122,5 +139,9 @@ def describe(recipe: Recipe) -> str:
     local = dataclasses.replace(recipe, elsewhere=False)
     here = [*local.problems(set()), *device.check(recipe, config), *library_checks.check(local)]
     here += earlier_run.check_folder(recipe)
-    text += ["This machine would refuse the run:", *(f"  {problem}" for problem in here)] if here else []
+    text += (
+        ["This machine would refuse the run:", *(f"  {problem}" for problem in here)]
+        if here
+        else []
+    )
     return "\n".join(text)

@@ -18,12 +18,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--data", nargs="+", required=True, metavar="SPEC")
     parser.add_argument("--vocab_size", type=int, required=True)
     parser.add_argument("--output", required=True, metavar="DIR")
-    parser.add_argument("--max_characters", type=int, help="text read at most; default: as runs train theirs")
+    parser.add_argument(
+        "--max_characters", type=int, help="text read at most; default: as runs train theirs"
+    )
     options = parser.parse_args(argv)
     raise_if_any(below_one(options, "vocab_size", "max_characters"))
     from tape_ds.data import tokenizer  # seconds: not for --help
 
     most = options.max_characters or tokenizer.MAX_CHARACTERS
-    trained = tokenizer.train(options.data, options.vocab_size, options.output, max_characters=most, field="data")
+    trained = tokenizer.train(
+        options.data, options.vocab_size, options.output, max_characters=most, field="data"
+    )
     print(f"{options.output}: {len(trained):,} tokens, trained on {', '.join(options.data)}")
     return 0

@@ -69,7 +69,10 @@ def switch(name: str, flags: dict[str, list[str]], problems: list[Problem]) -> b
 
 
 def override(
-    collected: Collected, flags: Mapping[str, list[str]], fields: Mapping[str, FieldInfo], problems: list[Problem]
+    collected: Collected,
+    flags: Mapping[str, list[str]],
+    fields: Mapping[str, FieldInfo],
+    problems: list[Problem],
 ) -> Collected:
     """Return ``collected``, the files' values, with those of the command line in their place.
 
@@ -83,7 +86,12 @@ def override(
     for flag, texts in flags.items():
         name, _, key = flag.partition(".")
         denied = name.removeprefix("no_")
-        if not texts and denied != name and denied in fields and takes(fields[denied].annotation, bool):
+        if (
+            not texts
+            and denied != name
+            and denied in fields
+            and takes(fields[denied].annotation, bool)
+        ):
             merged[denied] = Given(False, WHERE)
             continue
         words = " ".join(texts)
@@ -95,9 +103,13 @@ def override(
         if name not in fields and not key:
             merged[name] = Given(texts[0] if texts else None, WHERE)
         elif name not in fields:
-            problems.append(Problem(flag, words, f"unknown field {name!r}", did_you_mean(name, fields)))
+            problems.append(
+                Problem(flag, words, f"unknown field {name!r}", did_you_mean(name, fields))
+            )
         elif is_list:
-            merged[name] = Given([part for text in texts for part in _items(text, annotation)], WHERE)
+            merged[name] = Given(
+                [part for text in texts for part in _items(text, annotation)], WHERE
+            )
         elif texts and not key:
             merged[name] = Given(meant(texts[0], annotation), WHERE)
         elif not key and takes(annotation, bool):
@@ -105,7 +117,9 @@ def override(
         elif not key:
             problems.append(Problem(name, None, "the flag has no value", f"write --{name} VALUE"))
         elif not takes(annotation, dict):
-            problems.append(Problem(flag, words, f"{name} is not a mapping", f"write --{name} VALUE"))
+            problems.append(
+                Problem(flag, words, f"{name} is not a mapping", f"write --{name} VALUE")
+            )
         elif not isinstance(before, dict | None):
             remedy = f"change the file that {name} names, or give {name} as a mapping in the recipe"
             problems.append(Problem(flag, words, f"{name} is {before!r}, not a mapping", remedy))
@@ -130,7 +144,9 @@ def meant(text: str, annotation: Any) -> Any:
     value = plain(text)
     if value is None:
         return None
-    if takes(annotation, list) and not (takes(annotation, str) and "," not in text and text[:1] != "["):
+    if takes(annotation, list) and not (
+        takes(annotation, str) and "," not in text and text[:1] != "["
+    ):
         if text.startswith("["):
             return value
         return _items(text, annotation)
@@ -157,7 +173,9 @@ def _quoted(text: str) -> str | None:
 def _items(text: str, annotation: Any) -> list[Any]:
     if isinstance(value := plain(text), list):
         return value
-    lists = [member for member in (get_args(annotation) or ()) if get_origin(member) is list] or [annotation]
+    lists = [member for member in (get_args(annotation) or ()) if get_origin(member) is list] or [
+        annotation
+    ]
     item = (get_args(lists[0]) or (str,))[0]
     return [meant(part.strip(), item) for part in text.split(",") if part.strip()]
 

@@ -23,7 +23,12 @@ from tape_ds.models.files import json_file
 logger = logging.getLogger(__name__)
 
 FOLDER = DS_CONFIGS
-_SHARED = ("train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps", "gradient_clipping")
+_SHARED = (
+    "train_micro_batch_size_per_gpu",
+    "train_batch_size",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+)
 """Keys at the top whose values are the trainer's."""
 _ADAM = ("lr", "betas", "eps", "weight_decay")
 _FILLED_IN: dict[str, dict[str, tuple[str, ...]]] = {
@@ -41,7 +46,11 @@ _AUTO_IS_A_VALUE = (
     "zero_optimization.zenflow.select_interval",
     "zero_optimization.zenflow.update_interval",
 )
-_SCHEDULERS = {"WarmupLR": "constant_with_warmup", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+_SCHEDULERS = {
+    "WarmupLR": "constant_with_warmup",
+    "WarmupDecayLR": "linear",
+    "WarmupCosineLR": "cosine",
+}
 """DeepSpeed's schedulers -> the trainer's name for the same."""
 
 
@@ -90,7 +99,9 @@ def _read_file(value: str, problems: list[Problem]) -> dict[str, Any] | None:
         problems.append(Problem("deepspeed", str(path), f"not readable as JSON ({error})", remedy))
         return None
     if not isinstance(config, dict):
-        problems.append(Problem("deepspeed", str(path), "not a JSON object", 'write { "key": value, ... }'))
+        problems.append(
+            Problem("deepspeed", str(path), "not a JSON object", 'write { "key": value, ... }')
+        )
         return None
     return config
 
@@ -127,7 +138,12 @@ def _check(config: Mapping[str, Any]) -> Iterator[Problem]:
     without_autos, autos = _without_autos(config, "")
     for name in autos:
         wrong = "nothing fills this in: DeepSpeed would fall back to its default or fail"
-        yield Problem(f"deepspeed.{name}", "auto", wrong, "write the value, or remove the key for DeepSpeed's default")
+        yield Problem(
+            f"deepspeed.{name}",
+            "auto",
+            wrong,
+            "write the value, or remove the key for DeepSpeed's default",
+        )
     yield from deepspeed_keys.check(without_autos)
 
 
@@ -148,26 +164,40 @@ def _without_autos(block: Mapping[str, Any], path: str) -> tuple[dict[str, Any],
 
 def filled() -> list[str]:
     """Return the dotted names of keys whose "auto" transformers replaces."""
-    return re.findall(r'fill_(?:match|only)\(\s*"([\w.]+)"', library.source("transformers.integrations.deepspeed"))
+    return re.findall(
+        r'fill_(?:match|only)\(\s*"([\w.]+)"', library.source("transformers.integrations.deepspeed")
+    )
 
 
 def stage(config: Mapping[str, Any] | None) -> int:
     return int(lookup(config or {}, "zero_optimization.stage") or 0)
 
 
-def check_itself(config: Mapping[str, Any], lr_scheduler_type: str, optim: str) -> Iterator[Problem]:
+def check_itself(
+    config: Mapping[str, Any], lr_scheduler_type: str, optim: str
+) -> Iterator[Problem]:
     """Yield settings that would do harm, or nothing, in this training, and a scheduler or an optimizer that is not the
     trainer's."""
     if "scheduler" in config:
         schedule = lookup(config, "scheduler.type")
         if _SCHEDULERS.get(str(schedule)) != lr_scheduler_type:
             wrong = f"it would replace the trainer's lr_scheduler_type = {lr_scheduler_type!r}"
-            yield Problem("deepspeed.scheduler.type", schedule, wrong, "remove the scheduler block from the JSON")
+            yield Problem(
+                "deepspeed.scheduler.type",
+                schedule,
+                wrong,
+                "remove the scheduler block from the JSON",
+            )
     if "optimizer" in config:
         optimizer = lookup(config, "optimizer.type")
         if str(optimizer).lower() not in ("adam", "adamw") or not optim.startswith("adamw_torch"):
             wrong = f"it would replace the trainer's optim = {optim!r}"
-            yield Problem("deepspeed.optimizer.type", optimizer, wrong, "remove the optimizer block from the JSON")
+            yield Problem(
+                "deepspeed.optimizer.type",
+                optimizer,
+                wrong,
+                "remove the optimizer block from the JSON",
+            )
     for name in ("bf16.check_grad_overflow", "zero_optimization.compute_grad_norm"):
         if lookup(config, name) is False:
             wrong = "a gradient that is not finite would go into the weights unseen"
@@ -204,11 +234,18 @@ def check_sharding(config: Mapping[str, Any], world: int, use_cpu: bool) -> Iter
             yield Problem(f"deepspeed.{name}.device", device, wrong, f"use stage {stages[-1]}")
         elif device == "nvme" and level != 3:
             wrong = f"stage {level} keeps it in the host's memory, and never writes to a disk"
-            yield Problem(f"deepspeed.{name}.device", "nvme", wrong, 'use stage 3, or give "device": "cpu"')
+            yield Problem(
+                f"deepspeed.{name}.device", "nvme", wrong, 'use stage 3, or give "device": "cpu"'
+            )
         elif device == "nvme":
             yield from _check_disk(f"deepspeed.{name}", lookup(config, f"{name}.nvme_path"))
 
-    for key in ("hpz_partition_size", "quantized_weights", "quantized_gradients", "quantized_nontrainable_weights"):
+    for key in (
+        "hpz_partition_size",
+        "quantized_weights",
+        "quantized_gradients",
+        "quantized_nontrainable_weights",
+    ):
         name = f"zero_optimization.zero_{key}"
         value = lookup(config, name)
         if value is not True and value in (None, "auto", False, 1):
@@ -230,7 +267,11 @@ def check_sharding(config: Mapping[str, Any], world: int, use_cpu: bool) -> Iter
         else:
             import torch
 
-            if use_cpu or os.environ.get("DS_ACCELERATOR") == "cpu" or not torch.cuda.is_available():
+            if (
+                use_cpu
+                or os.environ.get("DS_ACCELERATOR") == "cpu"
+                or not torch.cuda.is_available()
+            ):
                 wrong = "its kernels need a CUDA device"
         if wrong:
             yield Problem(f"deepspeed.{name}", value, wrong, remedy)
@@ -239,17 +280,26 @@ def check_sharding(config: Mapping[str, Any], world: int, use_cpu: bool) -> Iter
 def _check_disk(block: str, folder: Any) -> Iterator[Problem]:
     """Yield why a folder cannot take what is offloaded; ``block``: the field that names it."""
     if not folder:
-        yield Problem(f"{block}.nvme_path", None, "missing for device nvme", "give a folder on a local NVMe disk")
+        yield Problem(
+            f"{block}.nvme_path",
+            None,
+            "missing for device nvme",
+            "give a folder on a local NVMe disk",
+        )
         return
     path = paths.of(str(folder))
     if not os.path.isdir(path) or not os.access(path, os.W_OK | os.X_OK):
         remedy = "make it, on a local NVMe disk, on every machine of the job"
-        yield Problem(f"{block}.nvme_path", str(folder), "no such folder, or it is not writable", remedy)
+        yield Problem(
+            f"{block}.nvme_path", str(folder), "no such folder, or it is not writable", remedy
+        )
         return
 
     from deepspeed.ops.op_builder import AsyncIOBuilder
 
     if not AsyncIOBuilder().is_compatible(verbose=False):
         wrong = "DeepSpeed reads and writes NVMe disks with libaio, which is not installed"
-        remedy = 'install it (on Debian and Ubuntu: apt install libaio-dev), or give "device": "cpu"'
+        remedy = (
+            'install it (on Debian and Ubuntu: apt install libaio-dev), or give "device": "cpu"'
+        )
         yield Problem(f"{block}.device", "nvme", wrong, remedy)

@@ -83,9 +83,23 @@ KEYS: dict[str, tuple[str, ...]] = {
         *("tag_validation", "load_universal", "use_node_local_storage", "checkpoint_serialization"),
         *("parallel_write", "writer"),
     ),
-    "aio": ("block_size", "queue_depth", "intra_op_parallelism", "single_submit", "overlap_events", "use_gds"),
+    "aio": (
+        "block_size",
+        "queue_depth",
+        "intra_op_parallelism",
+        "single_submit",
+        "overlap_events",
+        "use_gds",
+    ),
     "flops_profiler": (
-        *("enabled", "recompute_fwd_factor", "profile_step", "module_depth", "top_modules", "detailed"),
+        *(
+            "enabled",
+            "recompute_fwd_factor",
+            "profile_step",
+            "module_depth",
+            "top_modules",
+            "detailed",
+        ),
         "output_file",
     ),
 }
@@ -131,7 +145,9 @@ def check(config: Mapping[str, Any]) -> Iterator[Problem]:
         if isinstance(block, Mapping):
             for key, value in block.items():
                 if key not in known:
-                    yield Problem(f"deepspeed.{name}.{key}", value, "unknown key", did_you_mean(key, known))
+                    yield Problem(
+                        f"deepspeed.{name}.{key}", value, "unknown key", did_you_mean(key, known)
+                    )
     for name in _MODELS.keys() & config.keys() - broken:
         yield from _check_block(name, config[name])
 
@@ -165,7 +181,9 @@ def _check_block(name: str, block: Mapping[str, Any]) -> Iterator[Problem]:
         for key, value in block.items():
             # would be a TypeError
             if not isinstance(value, Mapping | None) and _block_of(model, key) is not None:
-                yield Problem(f"deepspeed.{name}.{key}", value, "not a block", 'write { "key": value, ... }')
+                yield Problem(
+                    f"deepspeed.{name}.{key}", value, "not a block", 'write { "key": value, ... }'
+                )
                 return
         model(**block)
     except ValidationError as error:
@@ -182,7 +200,12 @@ def _check_block(name: str, block: Mapping[str, Any]) -> Iterator[Problem]:
                 remedy = f"{did_you_mean(key, _names_in(model, path))} Or remove it"
             yield Problem(field, each["input"], wrong, remedy)
     except (AssertionError, TypeError, ValueError) as error:
-        yield Problem(f"deepspeed.{name}", dict(block), f"DeepSpeed refuses it: {error}", "change what it names")
+        yield Problem(
+            f"deepspeed.{name}",
+            dict(block),
+            f"DeepSpeed refuses it: {error}",
+            "change what it names",
+        )
     else:
         yield from _forgotten(model, block, f"deepspeed.{name}")
     finally:
@@ -249,7 +272,9 @@ def _forgotten(model: type[BaseModel], block: Mapping[str, Any], path: str) -> I
             yield Problem(f"{path}.{key}", value, wrong, "remove it")
 
 
-def _renamed(model: type[BaseModel], block: Mapping[str, Any], path: str, lines: list[str]) -> dict[str, Any]:
+def _renamed(
+    model: type[BaseModel], block: Mapping[str, Any], path: str, lines: list[str]
+) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in block.items():
         note = _older(model, key)

@@ -75,12 +75,12 @@ class ExtensionRecipe(Recipe):
         group_tokens = window // 8 * 2 if method.grouped else None
 
         encoding = self.model.position_encoding or method.encoding
-        can_learn = learns(encoding, self.model.position_options)
+        learns_positions = method.learns_positions and learns(encoding, self.model.position_options)
         return {
             "position_encoding": method.encoding,
             "window": window,
             "min_document_tokens": shortest,
-            "train_position": method.trains == "everything" or (method.learns_positions and can_learn),
+            "train_position": method.trains == "everything" or learns_positions,
             "train_embeddings": method.embeddings,
             "group_tokens": group_tokens,
             "eval_length": target,
@@ -102,11 +102,17 @@ class ExtensionRecipe(Recipe):
         own = dict(self.method.chosen.rope_parameters)
         if self.method.theta_linear:
             own["rope_type"] = "linear"
-        given = {name: value for name, value in self.model.rope_parameters.items() if value is not None}
+        given = {
+            name: value for name, value in self.model.rope_parameters.items() if value is not None
+        }
         kind = own.get("rope_type")
         if kind is not None and given.pop("rope_type", kind) not in (trained_rope.AUTO, kind):
             # another type is a problem of its own: what only that one has would be a second one
-            given = {name: value for name, value in given.items() if name in ("rope_theta", *scaling.named(kind))}
+            given = {
+                name: value
+                for name, value in given.items()
+                if name in ("rope_theta", *scaling.named(kind))
+            }
         return own | given
 
     @property
@@ -121,7 +127,11 @@ class ExtensionRecipe(Recipe):
 
         Targets of adapters are spelled out as a Llama's, unless the model is known to be of another family.
         """
-        found = {name: value for name, value in super().as_dict().items() if name not in self.method.unused_fields}
+        found = {
+            name: value
+            for name, value in super().as_dict().items()
+            if name not in self.method.unused_fields
+        }
         # nor in a checkpoint's identity, so that older runs resume
         if not self.data.upsample:
             del found["upsample"]
@@ -151,45 +161,23 @@ class ExtensionRecipe(Recipe):
         encoding = self.model.position_encoding
         if self.position_options:
             encoding += f" {self.position_options}"
+        method = self.method.outline()
+        if self.left_out:
+            method += f"; the base's {', '.join(self.left_out)} left out"
+        data = "none is read: nothing is trained"
+        if self.trains:
+            data = self.data.outline()
         return {
             "model": f"{self.model.model}, {lengths}{family_note(config or {})}",
             "encoding": f"{encoding} from {start}",
-            "method": self._outline_of_method(),
-            "data": self._outline_of_data(),
-            "held out": self._outline_of_scores(native),
-            "passkeys": self._passkeys_asked(),
+            "method": method,
+            "data": data,
+            "held out": self._outline_of_losses(native),
+            "passkeys": self.evaluation.outline_of_passkeys(target),
             "RULER": self.ruler.outline(),
         }
 
-    def _outline_of_method(self) -> str:
-        method = self.method
-        groups = [name for name in ("position", "norms", "embeddings") if getattr(method, f"train_{name}")]
-        trained: list[str] = [method.chosen.trains]
-        if trained == ["groups"]:
-            trained = groups
-        elif trained == ["adapters"]:
-            trained += groups
-        outline = f"{method.method}, training {', '.join(trained)}"
-        if self.left_out:
-            outline += f"; the base's {', '.join(self.left_out)} left out"
-        return outline
-
-    def _outline_of_data(self) -> str:
-        if not self.trains:
-            return "none is read: nothing is trained"
-        data = self.data
-        made = f"packed documents, {data.packing}"
-        if data.pose.chunks > 1:
-            made = f"PoSE, {data.pose.chunks} chunks of one document"
-        elif data.attend_across:
-            made += ", attending across"
-        if data.min_document_tokens > 1:
-            made += f"; documents below {data.min_document_tokens:,} left out"
-        for length, times in sorted(data.upsample.items()):
-            made += f"; from {length:,} tokens x{times}"
-        return f"{weights.described(data.train_data)}: sequences of {data.window:,} tokens ({made})"
-
-    def _outline_of_scores(self, native: trained_rope.TrainedRope | None) -> str:
+    def _outline_of_losses(self, native: trained_rope.TrainedRope | None) -> str:
         """``native``: the model's own RoPE, as far as it is known."""
         if not self.data.eval_data:
             return "nothing"
@@ -200,17 +188,6 @@ class ExtensionRecipe(Recipe):
         if native is not None and last_start < native.native_length < length:
             scored += f"; NO SPAN begins past {native.native_length:,}: give a shorter eval_span"
         return f"{', '.join(self.data.eval_data)}: {scored}"
-
-    def _passkeys_asked(self) -> str:
-        lengths = self.evaluation.passkey_lengths
-        if not lengths:
-            return "none"
-        target = self.model.target_length
-        written = ", ".join(f"{length:,}" for length in lengths)
-        asked = f"{self.evaluation.passkey_trials} of each in {written} tokens"
-        if max(lengths) > target:
-            asked += f"; some are LONGER than target_length, {target:,}"
-        return asked
 
     def problems(self, broken: set[str]) -> Iterator[Problem]:
         other = "model" not in broken and other_family(self.native_config() or {}) is not None
@@ -238,16 +215,27 @@ class ExtensionRecipe(Recipe):
     @rule("model", "method", "lora_targets")
     def _targets(self) -> Iterator[Problem]:
         if (config := self.native_config()) is not None and other_family(config) is None:
-            yield from check_targets(self.method, str(config.get("model_type") or "llama").removeprefix("tape_"))
+            yield from check_targets(
+                self.method, str(config.get("model_type") or "llama").removeprefix("tape_")
+            )
 
-    @rule("method", "position_encoding", "position_options", "state_dtype", "rope_parameters", "theta_linear")
+    @rule(
+        "method",
+        "position_encoding",
+        "position_options",
+        "state_dtype",
+        "rope_parameters",
+        "theta_linear",
+    )
     def _encoding(self) -> Iterator[Problem]:
         model = self.model
         for problem in encodings.check_options(model.position_encoding, self.position_options):
             if "position_encoding" in self.given:
                 yield problem
             else:  # the encoding is the method's, the options may be a base's, meant for another
-                yield replace(problem, remedy=f"{problem.remedy}; or without any, position_options: {{}}")
+                yield replace(
+                    problem, remedy=f"{problem.remedy}; or without any, position_options: {{}}"
+                )
         if model.state_dtype is not None and model.state_dtype not in STATE_DTYPES:
             remedy = did_you_mean(model.state_dtype, STATE_DTYPES)
             yield Problem("state_dtype", model.state_dtype, "unknown dtype", remedy)
@@ -276,10 +264,20 @@ class ExtensionRecipe(Recipe):
         length = self.evaluation.eval_length
         span = self.evaluation.eval_span
         if span > length:
-            yield Problem("eval_span", span, f"longer than eval_length = {length}", "give the tokens of one stretch")
+            yield Problem(
+                "eval_span",
+                span,
+                f"longer than eval_length = {length}",
+                "give the tokens of one stretch",
+            )
         lengths = self.evaluation.passkey_lengths
         if len(set(lengths)) < len(lengths):
-            yield Problem("passkey_lengths", lengths, "a length is repeated", "give each number of tokens once")
+            yield Problem(
+                "passkey_lengths",
+                lengths,
+                "a length is repeated",
+                "give each number of tokens once",
+            )
 
     @rule("train_data", "eval_data", "skip_bad_rows")
     def _data(self) -> Iterator[Problem]:
@@ -289,19 +287,36 @@ class ExtensionRecipe(Recipe):
         if self.trains:
             yield from weights.check_steps(entries, self.trainer_value("max_steps"))
         if most is not None and any(isinstance(entry, Mapping) for entry in entries):
-            wrong = "ends the reading of all sources together, and each one in train_data has a weight"
+            wrong = (
+                "ends the reading of all sources together, and each one in train_data has a weight"
+            )
             remedy = "remove it (null), or cut off a source by itself: hub:NAME:SPLIT[:N]"
             yield Problem("max_documents", most, wrong, remedy)
         elif most is not None and generated.only_one(weights.specs_of(entries)) is not None:
-            yield Problem("max_documents", most, "generated data have no end, whatever is read", "remove it (null)")
+            yield Problem(
+                "max_documents",
+                most,
+                "generated data have no end, whatever is read",
+                "remove it (null)",
+            )
 
-    @rule("train_data", "window", "max_steps", "method", "pose_reach", "pose_content", "min_document_tokens")
+    @rule(
+        "train_data",
+        "window",
+        "max_steps",
+        "method",
+        "pose_reach",
+        "pose_content",
+        "min_document_tokens",
+    )
     def _generated(self) -> Iterator[Problem]:
         specs = weights.specs_of(self.data.train_data)
         of_these = [spec for spec in specs if generated.is_generated(spec)]
         if not self.trains or not of_these:
             return
-        yield from generated.check_drawn(self.data.train_data, self.window, self.trainer_value("max_steps"))
+        yield from generated.check_drawn(
+            self.data.train_data, self.window, self.trainer_value("max_steps")
+        )
         method = self.method
         pose = self.data.pose
         if method.chosen.grouped:
@@ -328,9 +343,16 @@ class ExtensionRecipe(Recipe):
             wrong = "is of documents that are read, and all data are generated"
             yield Problem("upsample", times, wrong, "remove it")
         elif min(times) < 1:
-            yield Problem("upsample", times, "a length below 1", "give lengths in tokens, such as 8k: 2")
+            yield Problem(
+                "upsample", times, "a length below 1", "give lengths in tokens, such as 8k: 2"
+            )
         elif len({1, *times.values()}) == 1:
-            yield Problem("upsample", times, "every document is read once", "remove it, or give 2 or more for a length")
+            yield Problem(
+                "upsample",
+                times,
+                "every document is read once",
+                "remove it, or give 2 or more for a length",
+            )
         elif len(times) == 1 and min(times) <= least:
             wrong = f"no document is shorter: min_document_tokens = {least}"
             remedy = f"remove it, or min_document_tokens: {max(1, min(times) // 2)}"
@@ -349,12 +371,21 @@ class ExtensionRecipe(Recipe):
         data = self.data
         encoding = self.model.position_encoding
         if data.pose.chunks >= 2:
-            if encoding in encodings.available() and encodings.options_of(encoding, {}).reads_tokens:
-                wrong = f"position_encoding = {encoding!r} counts tokens itself, and would see no skip"
+            if (
+                encoding in encodings.available()
+                and encodings.options_of(encoding, {}).reads_tokens
+            ):
+                wrong = (
+                    f"position_encoding = {encoding!r} counts tokens itself, and would see no skip"
+                )
                 remedy = "give pose_chunks: 1 (and a longer window), or another encoding"
                 yield Problem("pose_chunks", data.pose.chunks, wrong, remedy)
             wrong = f"pose_chunks = {data.pose.chunks} draws a sequence from one document, nothing is packed"
-            for name, default in {"packing": "cut", "attend_across": False, "append_eos": False}.items():
+            for name, default in {
+                "packing": "cut",
+                "attend_across": False,
+                "append_eos": False,
+            }.items():
                 value = getattr(data, name)
                 if value != default:
                     yield Problem(name, value, wrong, "remove it, or pose_chunks: 1")
@@ -366,7 +397,10 @@ class ExtensionRecipe(Recipe):
 def of_method(recipe: ExtensionRecipe, problem: Problem) -> Problem:
     """Return a problem of the type of scaling as one of the method, where the method brings the type."""
     method = recipe.method
-    if problem.field != "rope_parameters.rope_type" or "rope_type" not in method.chosen.rope_parameters:
+    if (
+        problem.field != "rope_parameters.rope_type"
+        or "rope_type" not in method.chosen.rope_parameters
+    ):
         return problem
     # methods have the names of their types
     remedy = problem.remedy.replace("rope_parameters.rope_type: ", "method: ")
@@ -394,7 +428,9 @@ def check_against_model(recipe: ExtensionRecipe, model_config: Any) -> list[Prob
         name = recipe.method.method
         if not encodings.is_plain(SimpleNamespace(**config)):
             wrong = f"{model} has position_encoding = {config['position_encoding']!r}, no plain RoPE to drop"
-            problems.append(Problem("method", name, wrong, "give a model with RoPE, or method: full"))
+            problems.append(
+                Problem("method", name, wrong, "give a model with RoPE, or method: full")
+            )
         if recipe.window > native:
             wrong = f"method = {name!r} trains at the {native} tokens that {model} has natively"
             problems.append(Problem("window", recipe.window, wrong, f"give {native}, or less"))
@@ -414,7 +450,10 @@ def check_against_model(recipe: ExtensionRecipe, model_config: Any) -> list[Prob
     change = recipe.rope_parameters
     method = recipe.method
     for problem in trained_rope.check_change(own, change, target):
-        if problem.field == "rope_parameters.rope_type" and "rope_type" in method.chosen.rope_parameters:
+        if (
+            problem.field == "rope_parameters.rope_type"
+            and "rope_type" in method.chosen.rope_parameters
+        ):
             remedy = f"method: lora and {problem.remedy}"
             if own.type in METHODS:
                 remedy = f"method: {own.type}; or {remedy}"
@@ -424,7 +463,11 @@ def check_against_model(recipe: ExtensionRecipe, model_config: Any) -> list[Prob
     # a base frequency that a method is about must be larger than the model's
     theta = change.get("rope_theta")
     present = own.unscaled_theta
-    if "rope_theta" in method.chosen.rope_parameters and isinstance(theta, (int, float)) and theta <= present:
+    if (
+        "rope_theta" in method.chosen.rope_parameters
+        and isinstance(theta, (int, float))
+        and theta <= present
+    ):
         wrong = f"not larger than the rope_theta of {model}, {present:g}: it would reach no further"
         remedy = "give a larger one, or choose another method"
         problems.append(Problem("rope_parameters.rope_theta", theta, wrong, remedy))

@@ -8,6 +8,7 @@ from tape_ds.config.sections import Backend, DataCache, Liger, Mixture, StateDTy
 from tape_ds.data.bad_rows import Skip
 from tape_ds.data.pack import Packing
 from tape_ds.data.pose import Pose
+from tape_ds.data.sources import weights
 from tape_ds.fields import COMPARED, DERIVED, FREE, Section, Tokens
 
 MOST_COPIES = 100
@@ -78,6 +79,18 @@ class ExtensionData(Section):
             lengths[key] = value
         return lengths
 
+    def outline(self) -> str:
+        made = f"packed documents, {self.packing}"
+        if self.pose.chunks > 1:
+            made = f"PoSE, {self.pose.chunks} chunks of one document"
+        elif self.attend_across:
+            made += ", attending across"
+        if self.min_document_tokens > 1:
+            made += f"; documents below {self.min_document_tokens:,} left out"
+        for length, times in sorted(self.upsample.items()):
+            made += f"; from {length:,} tokens x{times}"
+        return f"{weights.described(self.train_data)}: sequences of {self.window:,} tokens ({made})"
+
 
 class ExtensionEvaluation(Section):
     """Loss by position and passkeys, before training and after."""
@@ -94,3 +107,12 @@ class ExtensionEvaluation(Section):
     """Prompts of each length, the number and its place drawn for each from the seed."""
     passkey_form: Annotated[Literal["longlora", "pose"], FREE, COMPARED] = "longlora"
     """Prompts of LongLoRA or of PoSE."""
+
+    def outline_of_passkeys(self, target: int) -> str:
+        if not self.passkey_lengths:
+            return "none"
+        written = ", ".join(f"{length:,}" for length in self.passkey_lengths)
+        asked = f"{self.passkey_trials} of each in {written} tokens"
+        if max(self.passkey_lengths) > target:
+            asked += f"; some are LONGER than target_length, {target:,}"
+        return asked

@@ -94,14 +94,17 @@ class _Loader(yaml.SafeLoader):
         self.flatten_mapping(node)
         return {
             str(self.construct_object(key, deep=True)): Given(
-                self.construct_object(value, deep=True), f"{path.name} line {key.start_mark.line + 1}"
+                self.construct_object(value, deep=True),
+                f"{path.name} line {key.start_mark.line + 1}",
             )
             for key, value in node.value
         }
 
 
 _Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
 )
 
 
@@ -124,7 +127,9 @@ def read_recipe(name: str | RecipeLine, launcher: str, problems: list[Problem]) 
             remedy = f"{did_you_mean(Path(str(below)).stem, known)} (in {RECIPES}), or give the path of a .yaml file"
             problems.append(Problem(field, below, f"no such recipe{where}", remedy))
             # a shipped file that is broken hides its variants
-            problems += [each for path in _shipped_paths(RECIPES) for each in _shipped_file(path).problems]
+            problems += [
+                each for path in _shipped_paths(RECIPES) for each in _shipped_file(path).problems
+            ]
             break
         if place in above:
             loop = " -> ".join(map(str, (*above[above.index(place) :], place)))
@@ -165,7 +170,9 @@ def require_launcher(name: str, collected: Collected, launcher: str) -> None:
         return
     if declared.value not in COMMANDS:
         remedy = f"one of: {', '.join(COMMANDS)}"
-        raise UserError(Problem("launcher", declared.value, f"no such launcher ({declared.where})", remedy))
+        raise UserError(
+            Problem("launcher", declared.value, f"no such launcher ({declared.where})", remedy)
+        )
     fitting = COMMANDS[declared.value]
     remedy = f"start {fitting} with it, or choose one of {COMMANDS[launcher]} --list"
     raise UserError(Problem("recipe", name, f"it is a recipe of {fitting}", remedy))
@@ -182,7 +189,11 @@ def shipped() -> dict[str, RecipeLine]:
 
 def recipes_of(launcher: str) -> list[str]:
     chains = {name: read_recipe(place, "", []) for name, place in shipped().items()}
-    return sorted(name for name, each in chains.items() if "launcher" in each and each["launcher"].value == launcher)
+    return sorted(
+        name
+        for name, each in chains.items()
+        if "launcher" in each and each["launcher"].value == launcher
+    )
 
 
 def about(name: str) -> str:
@@ -194,7 +205,9 @@ def about(name: str) -> str:
             return ""
         return str(about.value)
     comment = re.match(r"(?:# .*\n)*", place.path.read_text(encoding="utf-8"))
-    joined = " ".join(line.removeprefix("# ") for line in comment[0].splitlines()) if comment else ""
+    joined = (
+        " ".join(line.removeprefix("# ") for line in comment[0].splitlines()) if comment else ""
+    )
     return re.split(r"(?<=[.!?]) (?=[A-Z])", joined)[0]
 
 
@@ -214,7 +227,10 @@ def find(name: str, folder: Path) -> RecipeLine | None:
         if path.stem == stem:
             return RecipeLine(path)
         # only a file that has the name is read as YAML: reading all takes longer than checking a recipe
-        if stem in path.read_text(encoding="utf-8", errors="replace") and stem in _shipped_file(path).variants:
+        if (
+            stem in path.read_text(encoding="utf-8", errors="replace")
+            and stem in _shipped_file(path).variants
+        ):
             return RecipeLine(path, stem)
     return None
 
@@ -253,7 +269,11 @@ def read_file(path: Path, field: str) -> RecipeFile:
             if node is not None:
                 content = loader.construct_object(node, deep=True)
             kind = "empty" if content is None else f"a {type(content).__name__}"
-            problems.append(Problem(field, str(path), f"not a mapping but {kind}", "write one 'field: value' a line"))
+            problems.append(
+                Problem(
+                    field, str(path), f"not a mapping but {kind}", "write one 'field: value' a line"
+                )
+            )
             return RecipeFile({}, {}, problems)
         for name, number in loader.repeated:
             wrong = f"written twice in {path.name}, the second time in line {number}"
@@ -262,12 +282,18 @@ def read_file(path: Path, field: str) -> RecipeFile:
         table = own.pop("variants", None)
         if table is not None and not path.is_relative_to(RECIPES.resolve()):
             wrong = f"only recipes of {RECIPES} have variants ({table.where})"
-            problems.append(Problem("variants", str(path), wrong, "write a file for each, with base: NAME"))
+            problems.append(
+                Problem("variants", str(path), wrong, "write a file for each, with base: NAME")
+            )
         elif table is not None and not isinstance(table.value, dict):
             remedy = "write 'name: {about: text, field: value}' for each"
-            problems.append(Problem("variants", table.value, f"not a mapping ({table.where})", remedy))
+            problems.append(
+                Problem("variants", table.value, f"not a mapping ({table.where})", remedy)
+            )
         elif table is not None:
-            for key, value in next(inner for key, inner in node.value if key.value == "variants").value:
+            for key, value in next(
+                inner for key, inner in node.value if key.value == "variants"
+            ).value:
                 if isinstance(value, yaml.MappingNode) and key.tag == "tag:yaml.org,2002:str":
                     variants[key.value] = loader.collected(value, path)
                 else:
@@ -275,12 +301,17 @@ def read_file(path: Path, field: str) -> RecipeFile:
                     remedy = "write a name, and its fields as a mapping"
                     problems.append(Problem("variants", key.value, wrong, remedy))
     except (OSError, UnicodeDecodeError) as error:
-        problems.append(Problem(field, str(path), f"cannot be read ({error})", "make it a readable UTF-8 file"))
+        problems.append(
+            Problem(field, str(path), f"cannot be read ({error})", "make it a readable UTF-8 file")
+        )
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         wrong = f"not readable as YAML, {f'line {mark.line + 1}' if mark else 'somewhere'}: {error.problem}"
-        problems.append(Problem(field, str(path), wrong, "correct the YAML there; indent with spaces"))
-    except Exception as error:  # building a value raises anything for impossible characters, depth or tags
+        problems.append(
+            Problem(field, str(path), wrong, "correct the YAML there; indent with spaces")
+        )
+    except Exception as error:
+        # building a value raises anything for impossible characters, depth or tags
         reason = str(error).partition("\n")[0]
         wrong = f"not readable as YAML: characters, or a value that its own form or tag forbids ({reason})"
         remedy = "remove strange characters, write values in quotes, and brackets flat"

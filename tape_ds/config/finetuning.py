@@ -111,10 +111,8 @@ class FinetuningRecipe(Recipe):
         tokens at most; None where they are half as long or longer."""
         if 2 * longest >= length:
             return None
-        note = (
-            f"no text is longer than {longest:,} tokens, and the model has {length:,} positions: what it finds beyond "
-        )
-        note += f"the texts may be lost. {self.LONG_DATA}"
+        note = f"no text is longer than {longest:,} tokens, and the model has {length:,} positions: what it finds "
+        note += f"beyond the texts may be lost. {self.LONG_DATA}"
         if not self.ruler.ruler_lengths:
             note += f"; ruler_lengths: [{length}] measures it before and after"
         return note
@@ -164,7 +162,12 @@ class ScrollsRecipe(FinetuningRecipe):
         data = self.data
         if data.max_tokens < (least := reserved(data.answer_tokens) + SMALLEST_PROMPT):
             wrong = f"answer_tokens = {data.answer_tokens} and EOS leave fewer than {SMALLEST_PROMPT} for the text"
-            yield Problem("max_tokens", data.max_tokens, wrong, f"give {least} or more, or fewer answer_tokens")
+            yield Problem(
+                "max_tokens",
+                data.max_tokens,
+                wrong,
+                f"give {least} or more, or fewer answer_tokens",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,14 +177,18 @@ class ChatRecipe(FinetuningRecipe):
     LAUNCHER: ClassVar[str] = TRAINING["finetune"]
     DEFAULT: ClassVar[str] = "chat_tiny"
     STAND_INS: ClassVar[Mapping[str, Any]] = {"model": "smollm2", "train_data": ["stdlib"]}
-    LONG_DATA: ClassVar[str] = "generated:retrieval#documents=N&tokens=LENGTH in train_data adds long conversations"
+    LONG_DATA: ClassVar[str] = (
+        "generated:retrieval#documents=N&tokens=LENGTH in train_data adds long conversations"
+    )
 
     model: FinetuningModel
     data: ChatData
 
     def outline(self) -> dict[str, str]:
         data = self.data
-        held_out = ", ".join(data.eval_data) or (f"{data.eval_share:.1%} of them" if data.eval_share else "")
+        held_out = ", ".join(data.eval_data) or (
+            f"{data.eval_share:.1%} of them" if data.eval_share else ""
+        )
         long = "lose their end" if data.too_long == "cut" else "are left out"
         return {
             "model": f"{self.model.model}, with its own encoding; every parameter is trained",
@@ -195,7 +202,9 @@ class ChatRecipe(FinetuningRecipe):
 
     @rule("train_data", "eval_data", "skip_bad_rows")
     def _conversations(self) -> Iterator[Problem]:
-        yield from conversations.check(self.data.train_data, self.data.eval_data, self.data.skip.bad_rows)
+        yield from conversations.check(
+            self.data.train_data, self.data.eval_data, self.data.skip.bad_rows
+        )
         if self.data.eval_data and self.data.eval_share:
             wrong = "eval_data names what is held out"
             yield Problem("eval_share", self.data.eval_share, wrong, "remove it, or eval_data: []")
@@ -213,7 +222,12 @@ class ChatRecipe(FinetuningRecipe):
                 paths.of(given).read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:
                 wrong = f"cannot be read ({error})"
-                yield Problem("chat_template", given, wrong, "give a jinja file, as a model's chat_template.jinja")
+                yield Problem(
+                    "chat_template",
+                    given,
+                    wrong,
+                    "give a jinja file, as a model's chat_template.jinja",
+                )
             return
         # a run checks it with its tokenizer for a model that is no folder; a damaged file is reported there too
         if self.model.model == config_file.SMOLLM2 or not os.path.isdir(folder):

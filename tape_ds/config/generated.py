@@ -89,7 +89,11 @@ class GeneratedRecipe(new_model.NewModelRecipe):
 
     LAUNCHER: ClassVar[str] = TRAINING["arithmetic"]
     DEFAULT: ClassVar[str] = "addition_tiny"
-    STAND_INS: ClassVar[Mapping[str, Any]] = {**new_model.STAND_INS, "task": "addition", "max_digits": DIGITS}
+    STAND_INS: ClassVar[Mapping[str, Any]] = {
+        **new_model.STAND_INS,
+        "task": "addition",
+        "max_digits": DIGITS,
+    }
     FULL_ROWS: ClassVar[bool] = False
 
     model: new_model.NewModel
@@ -100,7 +104,10 @@ class GeneratedRecipe(new_model.NewModelRecipe):
         window = lengths.task.tokens(lengths.trained)
         own: dict[str, Any] = {"window": window}
         if isinstance(lengths.task, ArithmeticTask):
-            own |= {"max_digits_second": lengths.trained[0], "test_digits": arithmetic.TESTED * max(lengths.trained)}
+            own |= {
+                "max_digits_second": lengths.trained[0],
+                "test_digits": arithmetic.TESTED * max(lengths.trained),
+            }
         else:
             own |= {"task_options": lengths.task.options, "test_lengths": list(lengths.tested)}
         return own | new_model.derived(self.model, self.data.window or window)
@@ -118,8 +125,12 @@ class GeneratedRecipe(new_model.NewModelRecipe):
             return Lengths(task, (first, second), task.reached((first, second), data.test_digits))
         assert isinstance(task, AddressingTask), "there is no other kind of task"
         given = data.train_lengths or []
-        trained = (task.shortest, task.shortest) if wrong_trained(task, given) else (given[0], given[-1])
-        reached = {min(int(trained[1] * reach) // task.step * task.step, task.longest) for reach in REACHES}
+        trained = (
+            (task.shortest, task.shortest) if wrong_trained(task, given) else (given[0], given[-1])
+        )
+        reached = {
+            min(int(trained[1] * reach) // task.step * task.step, task.longest) for reach in REACHES
+        }
         tested = data.test_lengths or sorted(reached)
         return Lengths(task, trained, tuple(each for each in tested if not task.wrong_length(each)))
 
@@ -148,11 +159,21 @@ class GeneratedRecipe(new_model.NewModelRecipe):
         signs = [number for letter, number in words.get_vocab().items() if letter in task.signs]
         # an encoding that draws positions has room for the longest test; one with segments ends them at the signs, so
         # that a number is a segment
-        own = {"max_range": whole, "evaluation_length": min(whole, self.test_tokens), "separators": sorted(signs)}
+        own = {
+            "max_range": whole,
+            "evaluation_length": min(whole, self.test_tokens),
+            "separators": sorted(signs),
+        }
         encoding = model.position_encoding
-        known = {name: own[name] for name in own if not encodings.check_options(encoding, {name: own[name]})}
+        known = {
+            name: own[name]
+            for name in own
+            if not encodings.check_options(encoding, {name: own[name]})
+        }
         options = known | model.position_options
-        return new_model.configuration(model, self.data.window, words, len(words), options, words.pad_token_id)
+        return new_model.configuration(
+            model, self.data.window, words, len(words), options, words.pad_token_id
+        )
 
     def outline(self) -> dict[str, str]:
         data = self.data
@@ -160,11 +181,17 @@ class GeneratedRecipe(new_model.NewModelRecipe):
         sizes = lengths.task.sizes
         if isinstance(lengths.task, ArithmeticTask):
             shown = f"up to {data.max_digits:,} {sizes[0]}, {data.max_digits_second:,} {sizes[1]}"
-            answered = f"about {data.held_out_samples:,} problems of these lengths kept from training"
+            answered = (
+                f"about {data.held_out_samples:,} problems of these lengths kept from training"
+            )
         else:
-            shown = f"{' to '.join(f'{each:,}' for each in dict.fromkeys(lengths.trained))} {sizes[0]}"
+            shown = (
+                f"{' to '.join(f'{each:,}' for each in dict.fromkeys(lengths.trained))} {sizes[0]}"
+            )
             tests = len(lengths.task.tests(lengths.tested))
-            answered = f"{data.held_out_samples:,} sequences of each of {tests} tests kept from training"
+            answered = (
+                f"{data.held_out_samples:,} sequences of each of {tests} tests kept from training"
+            )
         return {
             **self.model.outline(),
             "data": f"{data.task}: {shown}; sequences of up to {data.window:,} tokens",
@@ -177,7 +204,9 @@ class GeneratedRecipe(new_model.NewModelRecipe):
             value = getattr(self.data, name)
             if value is not None and not isinstance(TASKS[self.data.task], kind):
                 own = ", ".join(each for each, other in _OF_A_KIND.items() if other is not kind)
-                yield Problem(name, value, f"{self.data.task} does not have it", f"leave it out; it has {own}")
+                yield Problem(
+                    name, value, f"{self.data.task} does not have it", f"leave it out; it has {own}"
+                )
 
     @rule("task", "max_digits", "max_digits_second", "test_digits")
     def _digits(self) -> Iterator[Problem]:
@@ -197,10 +226,18 @@ class GeneratedRecipe(new_model.NewModelRecipe):
             trained = max(self.lengths.trained)
             if data.test_digits < trained:
                 yield Problem(
-                    "test_digits", data.test_digits, "shorter than what is trained", f"give {trained} or more"
+                    "test_digits",
+                    data.test_digits,
+                    "shorter than what is trained",
+                    f"give {trained} or more",
                 )
             if data.test_digits > arithmetic.LONGEST:
-                yield Problem("test_digits", data.test_digits, "too long", f"give {arithmetic.LONGEST} or less")
+                yield Problem(
+                    "test_digits",
+                    data.test_digits,
+                    "too long",
+                    f"give {arithmetic.LONGEST} or less",
+                )
 
     @rule("task", "task_options", "train_lengths", "test_lengths")
     def _options_and_lengths(self) -> Iterator[Problem]:
@@ -215,7 +252,9 @@ class GeneratedRecipe(new_model.NewModelRecipe):
             remedy = "write train_lengths: [SHORTEST, LONGEST] in the recipe, or --train_lengths SHORTEST LONGEST"
             yield Problem("train_lengths", None, "missing", remedy)
         elif instead := wrong_trained(task, data.train_lengths):
-            yield Problem("train_lengths", data.train_lengths, f"{data.task} has no such sequences", instead)
+            yield Problem(
+                "train_lengths", data.train_lengths, f"{data.task} has no such sequences", instead
+            )
         if not data.test_lengths:
             remedy = "leave it out, and to score nothing give held_out_samples: 0"
             yield Problem("test_lengths", data.test_lengths, "no length", remedy)
@@ -230,7 +269,9 @@ class GeneratedRecipe(new_model.NewModelRecipe):
         longest = self.lengths.task.tokens(self.lengths.trained)
         if self.data.window < longest and "window" in self.given:
             wrong = f"the longest training sequence has {longest} tokens"
-            yield Problem("window", self.data.window, wrong, f"give {longest} or more, or leave it out")
+            yield Problem(
+                "window", self.data.window, wrong, f"give {longest} or more, or leave it out"
+            )
 
     @rule("max_steps", "num_train_epochs")
     def _steps(self) -> Iterator[Problem]:
@@ -238,4 +279,6 @@ class GeneratedRecipe(new_model.NewModelRecipe):
         epochs = self.trainer_value("num_train_epochs") if "num_train_epochs" in self.given else 0
         if epochs > 0 and self.trainer_value("max_steps") <= 0:
             wrong = "problems are generated without end"
-            yield Problem("num_train_epochs", epochs, wrong, "leave it out, and give max_steps in its place")
+            yield Problem(
+                "num_train_epochs", epochs, wrong, "leave it out, and give max_steps in its place"
+            )

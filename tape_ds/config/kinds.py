@@ -8,7 +8,8 @@ from tape_ds.config.pretraining import PretrainingRecipe
 from tape_ds.config.recipe import Recipe
 
 KINDS: dict[str, type[Recipe]] = {
-    kind.LAUNCHER: kind for kind in (ExtensionRecipe, PretrainingRecipe, ChatRecipe, ScrollsRecipe, GeneratedRecipe)
+    kind.LAUNCHER: kind
+    for kind in (ExtensionRecipe, PretrainingRecipe, ChatRecipe, ScrollsRecipe, GeneratedRecipe)
 }
 RENAMED = {"stream_lanes": "stream_workers"}
 """Old names of fields in stored results and checkpoints."""

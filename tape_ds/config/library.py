@@ -11,7 +11,15 @@ from pydantic import create_model
 
 from tape_ds.fields import Section
 
-_PLAIN = {"bool": bool, "int": int, "float": float, "str": str, "dict": dict, "list": list, "Any": Any}
+_PLAIN = {
+    "bool": bool,
+    "int": int,
+    "float": float,
+    "str": str,
+    "dict": dict,
+    "list": list,
+    "Any": Any,
+}
 
 
 @functools.cache
@@ -24,15 +32,24 @@ def source(module: str) -> str:
 
 @functools.cache
 def _classes() -> dict[str, list[ast.stmt]]:
-    modules = [ast.parse(source(f"transformers.{name}")) for name in ("trainer_utils", "training_args")]
-    return {each.name: each.body for module in modules for each in module.body if isinstance(each, ast.ClassDef)}
+    modules = [
+        ast.parse(source(f"transformers.{name}")) for name in ("trainer_utils", "training_args")
+    ]
+    return {
+        each.name: each.body
+        for module in modules
+        for each in module.body
+        if isinstance(each, ast.ClassDef)
+    }
 
 
 def choices(name: str) -> Any:
     """Return an enum of transformers as the ``Literal`` of its values; None where it is no enum."""
     body = _classes().get(name, [])
     values = [
-        each.value.value for each in body if isinstance(each, ast.Assign) and isinstance(each.value, ast.Constant)
+        each.value.value
+        for each in body
+        if isinstance(each, ast.Assign) and isinstance(each.value, ast.Constant)
     ]
     if values:
         return Literal[tuple(values)]
@@ -52,7 +69,9 @@ def training_arguments() -> type[Section]:
     ``local_rank`` is the launcher's, and checkpointing has its new name alone."""
     body = _classes()["TrainingArguments"]
     # a default may be a name, assigned in branches: the last is a current torch's
-    assigned = [each for statement in body for each in ast.walk(statement) if isinstance(each, ast.Assign)]
+    assigned = [
+        each for statement in body for each in ast.walk(statement) if isinstance(each, ast.Assign)
+    ]
     names = {ast.unparse(each.targets[0]): each.value for each in assigned}
     found: dict[str, Any] = {}
     for each in body:
@@ -67,7 +86,9 @@ def training_arguments() -> type[Section]:
                 else {"list": [], "dict": {}}[ast.unparse(given["default_factory"])]
             )
             name = ast.unparse(each.target)
-            if "init" not in given and not name.startswith(("gradient_checkpointing", "local_rank")):
+            if "init" not in given and not name.startswith(
+                ("gradient_checkpointing", "local_rank")
+            ):
                 found[name] = (_type(each.annotation), default)
     made: type[Section] = create_model("TrainingArguments", __base__=Section, **found)
     return made
@@ -85,7 +106,9 @@ def _type(annotation: ast.expr) -> Any:
     if isinstance(annotation, ast.Constant):
         return annotation.value
     if isinstance(annotation, ast.Subscript):
-        items = annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice]
+        items = (
+            annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice]
+        )
         if ast.unparse(annotation.value) == "Literal":
             return Literal[tuple(ast.literal_eval(item) for item in items)]
         kind: Any = _PLAIN[ast.unparse(annotation.value)]

@@ -21,7 +21,9 @@ from tape_ds.fields import Section
 R = TypeVar("R", bound=Recipe)
 
 
-def load(argv: list[str], world_size: int | None = None, *, kind: type[R], elsewhere: bool = False) -> R:
+def load(
+    argv: list[str], world_size: int | None = None, *, kind: type[R], elsewhere: bool = False
+) -> R:
     """Read and check the recipe that a command line asks for.
 
     Args:
@@ -37,8 +39,13 @@ def load(argv: list[str], world_size: int | None = None, *, kind: type[R], elsew
     flags = command_line.read(argv, problems)
     # DeepSpeed's launcher gives it
     heads = {name: name.partition(".") for name in flags if name != "local_rank"}
-    flags = {trainer.ALIASES.get(head, head) + dot + rest: flags[name] for name, (head, dot, rest) in heads.items()}
-    print_config, dry_run = (command_line.switch(name, flags, problems) for name in ("print_config", "dry_run"))
+    flags = {
+        trainer.ALIASES.get(head, head) + dot + rest: flags[name]
+        for name, (head, dot, rest) in heads.items()
+    }
+    print_config, dry_run = (
+        command_line.switch(name, flags, problems) for name in ("print_config", "dry_run")
+    )
     texts = flags.pop("recipe", [kind.DEFAULT])
     name = texts[0] if texts else kind.DEFAULT
     if not texts:
@@ -59,7 +66,9 @@ def load(argv: list[str], world_size: int | None = None, *, kind: type[R], elsew
         if other is None or other.value is None:
             collected[new] = given
         elif other.value != given.value:
-            problems.append(Problem(old, given.value, f"contradicts {new} = {other.value!r}", f"keep {new}"))
+            problems.append(
+                Problem(old, given.value, f"contradicts {new} = {other.value!r}", f"keep {new}")
+            )
 
     collected = command_line.override(collected, flags, kind.fields(), problems)
     left_out = kind.superseded(collected)
@@ -80,23 +89,30 @@ def load(argv: list[str], world_size: int | None = None, *, kind: type[R], elsew
         left_out=left_out,
     )
     known = {str(problem) for problem in problems}
-    problems += {str(each): each for each in recipe.problems({*found}) if str(each) not in known}.values()
+    problems += {
+        str(each): each for each in recipe.problems({*found}) if str(each) not in known
+    }.values()
     raise_if_any(problems)
     return recipe
 
 
-def _checked(kind: type[Recipe], collected: files.Collected) -> tuple[dict[str, Any], dict[str, Problem]]:
+def _checked(
+    kind: type[Recipe], collected: files.Collected
+) -> tuple[dict[str, Any], dict[str, Problem]]:
     """Return the values that are valid by themselves, and the problems of the other fields by their names."""
     known = kind.fields()
     values: dict[str, Any] = {}
     found: dict[str, Problem] = {}
     for name, given in collected.items():
         if name not in known:
-            remedy = did_you_mean(name, [*known, "base", "launcher", "recipe", "print_config", "dry_run"])
+            remedy = did_you_mean(
+                name, [*known, "base", "launcher", "recipe", "print_config", "dry_run"]
+            )
             found[name] = Problem(name, given.value, f"unknown field ({given.where})", remedy)
         # null stands for "not given" wherever it is no value, and in all of transformers' fields
         elif given.value is not None or (
-            fields.takes(known[name].annotation, type(None)) and (name not in trainer.FIELDS or name == "deepspeed")
+            fields.takes(known[name].annotation, type(None))
+            and (name not in trainer.FIELDS or name == "deepspeed")
         ):
             values[name] = given.value
             for each in paths.check(name, given.value):
@@ -106,10 +122,16 @@ def _checked(kind: type[Recipe], collected: files.Collected) -> tuple[dict[str, 
             is_empty = default is None and given.value in ("", {}, [])
             if owned is not None and given.value != default and not is_empty:
                 shown = "null" if default is None else str(default).lower()
-                found[name] = Problem(name, given.value, f"must stay {shown}: {owned.reason}", owned.remedy)
+                found[name] = Problem(
+                    name, given.value, f"must stay {shown}: {owned.reason}", owned.remedy
+                )
     sections: tuple[type[Section], ...] = (*kind.SECTIONS.values(), Trainer)
     for section in sections:
-        own = {name: values[name] for name in section.flat_fields() if name in values and name not in found}
+        own = {
+            name: values[name]
+            for name in section.flat_fields()
+            if name in values and name not in found
+        }
         for each in section.check(own):
             place = collected[each.field].where if each.field in collected else ""
             where = ""
@@ -132,7 +154,9 @@ def _build(
     problems: list[Problem],
 ) -> R:
     """Return the recipe with every default resolved; broken fields have stand-ins."""
-    flat = {"output_dir": f"runs/{name}"} | {key: kind.STAND_INS[key] for key in kind.STAND_INS if key in broken}
+    flat = {"output_dir": f"runs/{name}"} | {
+        key: kind.STAND_INS[key] for key in kind.STAND_INS if key in broken
+    }
     flat |= values
     settings = _section(Trainer, flat)
     chosen = settings.value("deepspeed")
@@ -140,7 +164,9 @@ def _build(
         name=name,
         trainer=settings,
         global_batch_size=0,
-        deepspeed=deepspeed_config.read(chosen, problems) if chosen and "deepspeed" not in broken else None,
+        deepspeed=deepspeed_config.read(chosen, problems)
+        if chosen and "deepspeed" not in broken
+        else None,
         given=frozenset(values),
         world_size=world,
         **{key: _section(section, flat) for key, section in kind.SECTIONS.items()},
@@ -152,10 +178,16 @@ def _build(
         own = {each: derived[each] for each, value in section if value is None and each in derived}
         sections[key] = section.model_copy(update=own)
     groups = max(1, world // max(1, draft.scale.ways))
-    shared = settings.value("per_device_train_batch_size") * groups * settings.gradient_accumulation_steps
+    shared = (
+        settings.value("per_device_train_batch_size")
+        * groups
+        * settings.gradient_accumulation_steps
+    )
     return dataclasses.replace(
         draft,
-        global_batch_size=shared if settings.global_batch_size is None else settings.global_batch_size,
+        global_batch_size=shared
+        if settings.global_batch_size is None
+        else settings.global_batch_size,
         **sections,
     )
 

@@ -99,6 +99,18 @@ class MethodSection(Section):
     def chosen(self) -> Method:
         return METHODS[self.method]
 
+    def outline(self) -> str:
+        groups = []
+        for name in ("position", "norms", "embeddings"):
+            if getattr(self, f"train_{name}"):
+                groups.append(name)
+        trained: list[str] = [self.chosen.trains]
+        if trained == ["groups"]:
+            trained = groups
+        elif trained == ["adapters"]:
+            trained += groups
+        return f"{self.method}, training {', '.join(trained)}"
+
     @property
     def unused_fields(self) -> set[str]:
         fields = unread(self.chosen)
@@ -118,14 +130,27 @@ class MethodSection(Section):
             f"method = {self.method!r} trains nothing": not recipe.trains,
             "ZeRO-3 would shard the untouched model too (use deepspeed: zero1 or zero2)": recipe.trains
             and deepspeed_config.stage(recipe.deepspeed or {}) == 3,
-            "processes that share a sequence have parts of its tokens": recipe.scale.sequence_parallel_size > 1,
-            "processes that share layers have parts of the vocabulary": recipe.scale.tensor_parallel_size > 1,
-            "torch_compile does not take a second model's tokens": bool(recipe.trainer_value("torch_compile")),
+            "processes that share a sequence have parts of its tokens": recipe.scale.sequence_parallel_size
+            > 1,
+            "processes that share layers have parts of the vocabulary": recipe.scale.tensor_parallel_size
+            > 1,
+            "torch_compile does not take a second model's tokens": bool(
+                recipe.trainer_value("torch_compile")
+            ),
         }
         if wrong := "; ".join(reason for reason, holds in reasons.items() if holds):
             yield Problem("distill", True, wrong, "change that, or distill: false")
 
-    @rule("method", *ADAPTERS, "group_tokens", "theta_linear", "train_router", "distill", "distill_weight", *GROUPS)
+    @rule(
+        "method",
+        *ADAPTERS,
+        "group_tokens",
+        "theta_linear",
+        "train_router",
+        "distill",
+        "distill_weight",
+        *GROUPS,
+    )
     def _unused(self, recipe: RecipeView) -> Iterator[Problem]:
         for field in sorted(recipe.given & self.unused_fields):
             value = getattr(self, field)
@@ -161,7 +186,12 @@ class MethodSection(Section):
             has_none += " with these options"
         if self.train_position and not method.learns_positions:
             ours = ", ".join(name for name, method in METHODS.items() if method.learns_positions)
-            yield Problem("train_position", True, f"method = {name!r} trains no position updates", f"method: {ours}")
+            yield Problem(
+                "train_position",
+                True,
+                f"method = {name!r} trains no position updates",
+                f"method: {ours}",
+            )
         elif self.train_position and not can:
             updated = "position_encoding: tape"
             if learns(encoding, {}):
@@ -174,7 +204,12 @@ class MethodSection(Section):
                 updated = "position_options: {}"
             yield Problem("method", name, has_none, f"{updated}, or another method: {others}")
         if method.trains == "groups" and not any(getattr(self, switch) for switch in GROUPS):
-            yield Problem("method", name, "nothing is left to train", " or ".join(f"{group}: true" for group in GROUPS))
+            yield Problem(
+                "method",
+                name,
+                "nothing is left to train",
+                " or ".join(f"{group}: true" for group in GROUPS),
+            )
 
     @rule("method", "position_encoding", "rope_parameters", "theta_linear")
     def _rope(self, recipe: RecipeView) -> Iterator[Problem]:
@@ -184,18 +219,31 @@ class MethodSection(Section):
         own = self.chosen.rope_parameters.get("rope_type")
         own = "linear" if own is not None and self.theta_linear else own
         if None not in (own, given) and given not in (own, trained_rope.AUTO):
-            remedy = "remove it (where a base has it: rope_parameters: {}), or choose another method"
-            yield Problem("rope_parameters.rope_type", given, f"method = {name!r} is RoPE scaling {own!r}", remedy)
+            remedy = (
+                "remove it (where a base has it: rope_parameters: {}), or choose another method"
+            )
+            yield Problem(
+                "rope_parameters.rope_type",
+                given,
+                f"method = {name!r} is RoPE scaling {own!r}",
+                remedy,
+            )
         if not self.chosen.drops_rope:
             return
         if model.position_encoding != self.chosen.encoding:
             wrong = f"method = {name!r} puts {self.chosen.encoding!r} in RoPE's place"
-            yield Problem("position_encoding", model.position_encoding, wrong, "remove it, or method: full")
+            yield Problem(
+                "position_encoding", model.position_encoding, wrong, "remove it, or method: full"
+            )
         if model.rope_parameters:
             remedy = "remove it (where a base has it: rope_parameters: {}), or method: full"
-            yield Problem("rope_parameters", model.rope_parameters, f"method = {name!r} drops RoPE", remedy)
+            yield Problem(
+                "rope_parameters", model.rope_parameters, f"method = {name!r} drops RoPE", remedy
+            )
         if recipe.data.pose.chunks >= 2:
-            wrong = f"method = {name!r} drops RoPE: the model would not see positions that skip ahead"
+            wrong = (
+                f"method = {name!r} drops RoPE: the model would not see positions that skip ahead"
+            )
             yield Problem("pose_chunks", recipe.data.pose.chunks, wrong, "give pose_chunks: 1")
 
     @rule("method", "group_tokens", "window", "position_encoding")
@@ -206,13 +254,22 @@ class MethodSection(Section):
         if not self.chosen.grouped:
             return
         if group < 2 or group % 2:
-            yield Problem("group_tokens", group, "groups are shifted by half of one", "give an even number, 2 or more")
+            yield Problem(
+                "group_tokens",
+                group,
+                "groups are shifted by half of one",
+                "give an even number, 2 or more",
+            )
         elif group >= window:
             wrong = f"not shorter than the window of {window} tokens: nothing would be cut"
-            yield Problem("group_tokens", group, wrong, "give less, usually a quarter of the window")
+            yield Problem(
+                "group_tokens", group, wrong, "give less, usually a quarter of the window"
+            )
         if encoding in encodings.available() and encodings.options_of(encoding, {}).biases_scores:
             wrong = f"method = {self.method!r} cannot cut an encoding that biases scores"
-            yield Problem("position_encoding", encoding, wrong, "position_encoding: rope, or method: lora")
+            yield Problem(
+                "position_encoding", encoding, wrong, "position_encoding: rope, or method: lora"
+            )
 
     @rule("method", "load_in_4bit", "deepspeed", SEQUENCE, TENSOR)
     def _machines(self, recipe: RecipeView) -> Iterator[Problem]:
@@ -220,7 +277,9 @@ class MethodSection(Section):
             size = getattr(recipe.scale, name)
             if size > 1 and self.chosen.grouped:
                 wrong = f"{self.method} attends within groups, and needs every head in one process"
-                yield Problem(name, size, wrong, "remove it, or choose a method with full attention: lora")
+                yield Problem(
+                    name, size, wrong, "remove it, or choose a method with full attention: lora"
+                )
         size = recipe.scale.tensor_parallel_size
         if size > 1 and self.load_in_4bit:
             yield Problem(
@@ -235,9 +294,13 @@ class MethodSection(Section):
         if not recipe.elsewhere and importlib.util.find_spec("bitsandbytes") is None:
             reasons.append("bitsandbytes is not installed (pip install bitsandbytes)")
         if recipe.deepspeed and deepspeed_config.stage(recipe.deepspeed) == 3:
-            reasons.append("ZeRO-3 cannot shard packed 4-bit weights (use deepspeed: zero1 or zero2)")
+            reasons.append(
+                "ZeRO-3 cannot shard packed 4-bit weights (use deepspeed: zero1 or zero2)"
+            )
         if reasons:
-            yield Problem("load_in_4bit", True, "; ".join(reasons), "change that, or load_in_4bit: false")
+            yield Problem(
+                "load_in_4bit", True, "; ".join(reasons), "change that, or load_in_4bit: false"
+            )
 
 
 def targets(settings: MethodSection, is_given: bool, maps: Mapping[str, bool]) -> list[str]:
@@ -257,7 +320,9 @@ def targets(settings: MethodSection, is_given: bool, maps: Mapping[str, bool]) -
     return settings.lora_targets
 
 
-def check_targets(settings: MethodSection, family: str, maps: Mapping[str, bool] = LLAMAS_MAPS) -> Iterator[Problem]:
+def check_targets(
+    settings: MethodSection, family: str, maps: Mapping[str, bool] = LLAMAS_MAPS
+) -> Iterator[Problem]:
     """Yield the adapter targets that are none of the linear maps of this family, with the family's own."""
     unknown = [name for name in targets(settings, True, maps) if name not in maps]
     if not unknown:
@@ -266,7 +331,9 @@ def check_targets(settings: MethodSection, family: str, maps: Mapping[str, bool]
     own = ", ".join(name for name, of_attention in maps.items() if of_attention)
     remedy = f"lora_targets: null (those of attention: {own}), or lora_targets: {ALL_LINEAR} ({', '.join(maps)})"
     if len(unknown) > 1:
-        yield Problem("lora_targets", unknown, wrong.replace("no linear map", "no linear maps"), remedy)
+        yield Problem(
+            "lora_targets", unknown, wrong.replace("no linear map", "no linear maps"), remedy
+        )
     else:
         close = did_you_mean(unknown[0], maps)
         hint = f"{close} Or " if close.startswith("did") else ""

@@ -71,10 +71,22 @@ class NewModel(Section):
 
 
 _SIZES = (
-    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *(
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+    ),
     "head_dim",
 )
-_TAKEN_OVER = (*_SIZES, "tie_word_embeddings", "position_encoding", "state_dtype", "attention_backend")
+_TAKEN_OVER = (
+    *_SIZES,
+    "tie_word_embeddings",
+    "position_encoding",
+    "state_dtype",
+    "attention_backend",
+)
 """Fields that the configuration has too."""
 
 
@@ -152,7 +164,13 @@ def configuration(
 
 
 _TASK = ("task", "test_digits", "task_options", "train_lengths", "test_lengths")
-_ENCODING = ("position_encoding", "position_options", "rope_parameters", "state_dtype", "attention_backend")
+_ENCODING = (
+    "position_encoding",
+    "position_options",
+    "rope_parameters",
+    "state_dtype",
+    "attention_backend",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,14 +185,18 @@ class NewModelRecipe(Recipe):
 
     @rule("position_encoding", "position_options")
     def _options(self) -> Iterator[Problem]:
-        yield from encodings.check_options(self.model.position_encoding, self.model.position_options)
+        yield from encodings.check_options(
+            self.model.position_encoding, self.model.position_options
+        )
 
     @rule(*_SIZES, *_ENCODING, "rms_norm_eps", "initializer_range", "vocab_size", "window", *_TASK)
     def _sizes(self) -> Iterator[Problem]:
         model = self.model
         if "head_dim" not in self.given and model.hidden_size % model.num_attention_heads:
             wrong = f"not divisible by num_attention_heads = {model.num_attention_heads}"
-            yield Problem("hidden_size", model.hidden_size, wrong, "choose a multiple, or give head_dim")
+            yield Problem(
+                "hidden_size", model.hidden_size, wrong, "choose a multiple, or give head_dim"
+            )
         elif not encodings.check_options(model.position_encoding, model.position_options):
             known = {field.name for field in dataclasses.fields(sizes.Fields)}
             own = {name: value for name, value in self.configuration().items() if name in known}
@@ -185,4 +207,6 @@ class NewModelRecipe(Recipe):
     def _heads(self) -> Iterator[Problem]:
         for name in (SEQUENCE, TENSOR):
             size = getattr(self.scale, name)
-            yield from check_heads(self.model.num_attention_heads, self.model.num_key_value_heads, size, name)
+            yield from check_heads(
+                self.model.num_attention_heads, self.model.num_key_value_heads, size, name
+            )

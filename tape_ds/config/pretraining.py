@@ -66,7 +66,11 @@ class PretrainingRecipe(new_model.NewModelRecipe):
 
     LAUNCHER: ClassVar[str] = TRAINING["pretrain"]
     DEFAULT: ClassVar[str] = "tiny"
-    STAND_INS: ClassVar[Mapping[str, Any]] = {**new_model.STAND_INS, "train_data": ["stdlib"], "window": 64}
+    STAND_INS: ClassVar[Mapping[str, Any]] = {
+        **new_model.STAND_INS,
+        "train_data": ["stdlib"],
+        "window": 64,
+    }
 
     model: PretrainingModel
     data: PretrainingData
@@ -77,13 +81,19 @@ class PretrainingRecipe(new_model.NewModelRecipe):
         return new_model.derived(self.model, self.data.window) | {"eval_lengths": lengths}
 
     def configuration(
-        self, tokenizer: "PreTrainedTokenizerBase | new_model.Words" = NO_TOKENIZER, vocab_size: int | None = None
+        self,
+        tokenizer: "PreTrainedTokenizerBase | new_model.Words" = NO_TOKENIZER,
+        vocab_size: int | None = None,
     ) -> dict[str, Any]:
         """See :func:`.new_model.configuration`. No padding token is set: sequences are not padded."""
         # of a tokenizer that is still to be trained or loaded
         if vocab_size is None:
-            vocab_size = self.model.vocab_size or 2**31 if tokenizer is NO_TOKENIZER else len(tokenizer)
-        return new_model.configuration(self.model, self.data.window, tokenizer, vocab_size, self.model.position_options)
+            vocab_size = (
+                self.model.vocab_size or 2**31 if tokenizer is NO_TOKENIZER else len(tokenizer)
+            )
+        return new_model.configuration(
+            self.model, self.data.window, tokenizer, vocab_size, self.model.position_options
+        )
 
     def outline(self) -> dict[str, str]:
         model = self.model
@@ -117,7 +127,12 @@ class PretrainingRecipe(new_model.NewModelRecipe):
         lengths = self.evaluation.eval_lengths
         tokens = self.evaluation.eval_tokens
         if not lengths:
-            yield Problem("eval_lengths", lengths, "nothing to score", "leave it out, or empty eval_data instead")
+            yield Problem(
+                "eval_lengths",
+                lengths,
+                "nothing to score",
+                "leave it out, or empty eval_data instead",
+            )
         elif len(set(lengths)) < len(lengths):
             yield Problem("eval_lengths", lengths, "a length is repeated", "give each once")
         elif tokens < max(lengths):
@@ -133,9 +148,18 @@ class PretrainingRecipe(new_model.NewModelRecipe):
         yield from generated.check_drawn(data.train_data, data.window, steps)
         if data.tokenizer is None and specs and not generated.written_text(specs):
             remedy = "give a folder, a hub id or smollm2; or data that hold text"
-            yield Problem("tokenizer", None, "it would be trained on train_data, which hold no text", remedy)
+            yield Problem(
+                "tokenizer", None, "it would be trained on train_data, which hold no text", remedy
+            )
 
-    @rule("streaming", "train_data", "eval_data", "skip_bad_rows", "max_steps", "dataloader_num_workers")
+    @rule(
+        "streaming",
+        "train_data",
+        "eval_data",
+        "skip_bad_rows",
+        "max_steps",
+        "dataloader_num_workers",
+    )
     def _data(self) -> Iterator[Problem]:
         data = self.data
         yield from sources.check_lists(data.train_data, data.eval_data, data.skip.bad_rows)
@@ -150,7 +174,14 @@ class PretrainingRecipe(new_model.NewModelRecipe):
         steps = self.trainer_value("max_steps")
         workers = self.trainer_value("dataloader_num_workers")
         if steps <= 0:
-            yield Problem("max_steps", steps, "the length of a stream is unknown", "give the steps to train")
+            yield Problem(
+                "max_steps", steps, "the length of a stream is unknown", "give the steps to train"
+            )
         if workers > 1:
             wrong = "each would read and tokenise the same stream"
-            yield Problem("dataloader_num_workers", workers, wrong, "give 1 (reads ahead during training) or 0")
+            yield Problem(
+                "dataloader_num_workers",
+                workers,
+                wrong,
+                "give 1 (reads ahead during training) or 0",
+            )

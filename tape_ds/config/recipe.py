@@ -19,7 +19,15 @@ from tape_ds import attention
 from tape_ds.config import deepspeed_config, trainer
 from tape_ds.config.files import Given
 from tape_ds.config.scale import Scale, check_groups
-from tape_ds.config.sections import Averaging, Memory, Optimization, Profile, Safety, Samples, learns
+from tape_ds.config.sections import (
+    Averaging,
+    Memory,
+    Optimization,
+    Profile,
+    Safety,
+    Samples,
+    learns,
+)
 from tape_ds.config.target_weights import TargetWeights
 from tape_ds.config.trainer import Trainer
 from tape_ds.distributed.layout import SEQUENCE, TENSOR, Layout
@@ -93,7 +101,11 @@ class Recipe(ABC):
 
     def __init_subclass__(cls) -> None:
         kinds = cls.__annotations__.items()
-        own = {name: kind for name, kind in kinds if isinstance(kind, type) and issubclass(kind, Section)}
+        own = {
+            name: kind
+            for name, kind in kinds
+            if isinstance(kind, type) and issubclass(kind, Section)
+        }
         cls.SECTIONS = {**own, **cls.SECTIONS, **own}
 
     @classmethod
@@ -142,7 +154,9 @@ class Recipe(ABC):
     @property
     def open(self) -> frozenset[str]:
         """Fields that are left to the plan."""
-        return frozenset(name for name in trainer.CAUTIOUS if getattr(self.trainer, name) == trainer.AUTO)
+        return frozenset(
+            name for name in trainer.CAUTIOUS if getattr(self.trainer, name) == trainer.AUTO
+        )
 
     @property
     def chosen_cpu(self) -> str | None:
@@ -168,8 +182,12 @@ class Recipe(ABC):
             micro_batch=int(self.trainer_value("per_device_train_batch_size")),
             checkpoint_layers=self.memory.checkpoint_layers if recomputes else None,
             offload_checkpoints=self.memory.checkpoint_offload,
-            offload_optimizer=deepspeed_config.lookup(self.deepspeed or {}, f"{zero}optimizer.device") or "none",
-            offload_weights=deepspeed_config.lookup(self.deepspeed or {}, f"{zero}param.device") or "none",
+            offload_optimizer=deepspeed_config.lookup(
+                self.deepspeed or {}, f"{zero}optimizer.device"
+            )
+            or "none",
+            offload_weights=deepspeed_config.lookup(self.deepspeed or {}, f"{zero}param.device")
+            or "none",
             mlp_tiles=self.memory.mlp_tiles,
         )
 
@@ -189,7 +207,10 @@ class Recipe(ABC):
         # transformers before 5.23 has only the other names of some fields
         known = {field.name for field in dataclasses.fields(TrainingArguments)}
         former = {new: old for old, new in trainer.ALIASES.items()}
-        kwargs = {name if name in known else former[name]: value for name, value in self.trainer.kwargs.items()}
+        kwargs = {
+            name if name in known else former[name]: value
+            for name, value in self.trainer.kwargs.items()
+        }
         kwargs["resume_from_checkpoint"] = self.trainer_value("resume_from_checkpoint") or None
         kwargs["gradient_accumulation_steps"] = self.accumulation()
         if self.chosen_cpu is not None or not torch.accelerator.is_available():
@@ -203,7 +224,9 @@ class Recipe(ABC):
             return TrainingArguments(**kwargs, deepspeed=engine)
         except (ValueError, TypeError) as error:
             remedy = "change the field that the message names"
-            problem = Problem("training arguments", self.name, f"transformers refuses them here: {error}", remedy)
+            problem = Problem(
+                "training arguments", self.name, f"transformers refuses them here: {error}", remedy
+            )
             raise UserError(problem) from error
 
     def as_dict(self) -> dict[str, Any]:
@@ -218,14 +241,20 @@ class Recipe(ABC):
         for name in self.weighting.unused_fields:
             flat.pop(name)
         flat["global_batch_size"] = self.global_batch_size
-        return flat | self.trainer.kwargs | {"deepspeed": trainer.AUTO if "deepspeed" in self.open else self.deepspeed}
+        return (
+            flat
+            | self.trainer.kwargs
+            | {"deepspeed": trainer.AUTO if "deepspeed" in self.open else self.deepspeed}
+        )
 
     def to_yaml(self) -> str:
         """Return :meth:`as_dict` as the text of a recipe, with transformers' defaults of everything that has one."""
         # others decide these
         skipped = {"deepspeed", "gradient_accumulation_steps", "num_train_epochs"}
         values = {name: self.trainer_value(name) for name in trainer.FIELDS if name not in skipped}
-        trainers = {name: value for name, value in values.items() if value is not None} | self.trainer.kwargs
+        trainers = {
+            name: value for name, value in values.items() if value is not None
+        } | self.trainer.kwargs
         flat = self.as_dict()
         ours = {name: value for name, value in flat.items() if name not in trainer.FIELDS}
         whole = ours | dict(sorted(trainers.items())) | {"deepspeed": flat["deepspeed"]}
@@ -244,7 +273,15 @@ class Recipe(ABC):
         if base is not None:
             yield from known_config.check_model(base, online=self.dry_run)
 
-    @rule(*("global_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps", SEQUENCE, TENSOR))
+    @rule(
+        *(
+            "global_batch_size",
+            "per_device_train_batch_size",
+            "gradient_accumulation_steps",
+            SEQUENCE,
+            TENSOR,
+        )
+    )
     def _batch(self) -> Iterator[Problem]:
         # then Scale's rule has the problem
         if not self.trains or list(check_groups(self.scale, self.world_size)):
@@ -259,15 +296,27 @@ class Recipe(ABC):
         elif batch % shared:
             per_device = f"{each} (per_device_train_batch_size)"
             wrong = f"not divisible by {per_device} x {layout.data} ({layout.readers}) = {shared}"
-            fitting = [size for size in range(min(each, 1024), 0, -1) if batch % (size * layout.data) == 0]
+            fitting = [
+                size for size in range(min(each, 1024), 0, -1) if batch % (size * layout.data) == 0
+            ]
             nearest = max(batch // shared, 1) * shared
             other = ""
             if fitting:
                 other = f"per_device_train_batch_size: {fitting[0]}, or "
-            yield Problem("global_batch_size", batch, wrong, f"{other}global_batch_size: {nearest}, or other processes")
+            yield Problem(
+                "global_batch_size",
+                batch,
+                wrong,
+                f"{other}global_batch_size: {nearest}, or other processes",
+            )
         elif "gradient_accumulation_steps" in self.given and written != batch // shared:
             wrong = f"{batch} / ({each} x {layout.data} {layout.readers}) makes {batch // shared}"
-            yield Problem("gradient_accumulation_steps", written, wrong, "remove it: it follows from global_batch_size")
+            yield Problem(
+                "gradient_accumulation_steps",
+                written,
+                wrong,
+                "remove it: it follows from global_batch_size",
+            )
 
     @rule("liger", "attention_backend", "use_cpu")
     def _kernels(self) -> Iterator[Problem]:
@@ -279,17 +328,37 @@ class Recipe(ABC):
 
         import torch
 
-        device = torch.device("cuda" if torch.cuda.is_available() and self.chosen_cpu is None else "cpu")
-        if not unknown and (lacking := attention.missing(attention.requested(wanted), device.type)) is not None:
+        device = torch.device(
+            "cuda" if torch.cuda.is_available() and self.chosen_cpu is None else "cpu"
+        )
+        if (
+            not unknown
+            and (lacking := attention.missing(attention.requested(wanted), device.type)) is not None
+        ):
             yield lacking
         if self.model.liger == "on" and (reason := liger.why_not(device)) is not None:
             remedy = "give auto (used where it can be), or pip install liger-kernel on a machine with a GPU"
             yield Problem("liger", "on", reason, remedy)
 
     @rule(
-        *("deepspeed", "bf16", "fp16", "learning_rate", "per_device_train_batch_size", "global_batch_size"),
+        *(
+            "deepspeed",
+            "bf16",
+            "fp16",
+            "learning_rate",
+            "per_device_train_batch_size",
+            "global_batch_size",
+        ),
         *(SEQUENCE, TENSOR),
-        *("max_grad_norm", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "optim", "lr_scheduler_type"),
+        *(
+            "max_grad_norm",
+            "adam_beta1",
+            "adam_beta2",
+            "adam_epsilon",
+            "weight_decay",
+            "optim",
+            "lr_scheduler_type",
+        ),
     )
     def _deepspeed(self) -> Iterator[Problem]:
         config = self.deepspeed
@@ -311,22 +380,38 @@ class Recipe(ABC):
             "bf16.enabled": ("bf16", bool(value("bf16") or value("bf16_full_eval"))),
             "fp16.enabled": ("fp16", bool(value("fp16") or value("fp16_full_eval"))),
             "optimizer.params.lr": ("learning_rate", value("learning_rate")),
-            "optimizer.params.betas": ("[adam_beta1, adam_beta2]", [value("adam_beta1"), value("adam_beta2")]),
+            "optimizer.params.betas": (
+                "[adam_beta1, adam_beta2]",
+                [value("adam_beta1"), value("adam_beta2")],
+            ),
             "optimizer.params.eps": ("adam_epsilon", value("adam_epsilon")),
             "optimizer.params.weight_decay": ("weight_decay", value("weight_decay")),
             "scheduler.params.warmup_max_lr": ("learning_rate", value("learning_rate")),
         }
-        if not list(check_groups(self.scale, self.world_size)) and batch % (each * self.layout().data) == 0:
+        if (
+            not list(check_groups(self.scale, self.world_size))
+            and batch % (each * self.layout().data) == 0
+        ):
             accumulation = batch // (each * self.layout().data)
-            expected["gradient_accumulation_steps"] = ("gradient_accumulation_steps (derived)", accumulation)
+            expected["gradient_accumulation_steps"] = (
+                "gradient_accumulation_steps (derived)",
+                accumulation,
+            )
         for name, (field, trainers) in expected.items():
             written = deepspeed_config.lookup(config, name)
             if written not in (None, "auto", trainers):
                 wrong = f"the trainer has {field} = {trainers!r}"
-                yield Problem(f"deepspeed.{name}", written, wrong, f'write "auto" in the JSON, or change {field}')
+                yield Problem(
+                    f"deepspeed.{name}",
+                    written,
+                    wrong,
+                    f'write "auto" in the JSON, or change {field}',
+                )
         yield from deepspeed_config.check_itself(config, value("lr_scheduler_type"), value("optim"))
 
     @rule("deepspeed", "use_cpu")
     def _sharding(self) -> Iterator[Problem]:
         config = self.deepspeed or {}
-        yield from deepspeed_config.check_sharding(config, self.world_size, self.trainer_value("use_cpu"))
+        yield from deepspeed_config.check_sharding(
+            config, self.world_size, self.trainer_value("use_cpu")
+        )

@@ -10,7 +10,14 @@ from tape_ds.errors import Problem, did_you_mean
 from tape_ds.fields import COMPARED, FREE, Section, Tokens, rule
 
 RULER_TASKS = (
-    *("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3"),
+    *(
+        "niah_single_1",
+        "niah_single_2",
+        "niah_single_3",
+        "niah_multikey_1",
+        "niah_multikey_2",
+        "niah_multikey_3",
+    ),
     *("niah_multiquery", "niah_multivalue", "vt", "cwe", "fwe"),
 )
 """RULER's tasks whose questions are generated, by lm-eval's names."""
@@ -37,11 +44,23 @@ class RulerScores(Section):
         lengths = self.ruler_lengths
         tasks = self.ruler_tasks
         if len(set(lengths)) < len(lengths):
-            yield Problem("ruler_lengths", lengths, "a length is repeated", "give each number of tokens once")
+            yield Problem(
+                "ruler_lengths", lengths, "a length is repeated", "give each number of tokens once"
+            )
         if len(set(tasks)) < len(tasks):
             yield Problem("ruler_tasks", tasks, "a task is repeated", "give each once")
         for task in tasks:
             if task not in RULER_TASKS:
-                yield Problem("ruler_tasks", task, "not a task without downloads", did_you_mean(task, RULER_TASKS))
+                yield Problem(
+                    "ruler_tasks",
+                    task,
+                    "not a task without downloads",
+                    did_you_mean(task, RULER_TASKS),
+                )
         if lengths and not tasks:
-            yield Problem("ruler_tasks", tasks, "ruler_lengths asks for questions", "name a task, or no lengths")
+            yield Problem(
+                "ruler_tasks",
+                tasks,
+                "ruler_lengths asks for questions",
+                "name a task, or no lengths",
+            )

@@ -50,7 +50,9 @@ class Scale(Section):
             yield from check_groups(self, recipe.world_size)
         if size > 1 and engine is None:
             wrong = "only DeepSpeed averages gradients among the processes with the same pieces"
-            yield Problem(TENSOR, size, wrong, "deepspeed: zero1 or zero2" if recipe.trains else "remove it")
+            yield Problem(
+                TENSOR, size, wrong, "deepspeed: zero1 or zero2" if recipe.trains else "remove it"
+            )
         elif size > 1 and (stage := deepspeed_config.stage(engine)) not in (1, 2):
             wrong = f"with ZeRO stage {stage}: a model is cut with stage 1 or 2"
             remedy = f"deepspeed: zero1 or zero2; or {TENSOR}: 1 and {SEQUENCE}: {size}"
@@ -58,13 +60,24 @@ class Scale(Section):
 
         # these count on whole sequences
         for name, wrong in (
-            ("neftune_noise_alpha", "its noise is drawn, and scaled, for the sequences as one process holds them"),
+            (
+                "neftune_noise_alpha",
+                "its noise is drawn, and scaled, for the sequences as one process holds them",
+            ),
             ("torch_compile", "a compiled graph does not hold what processes exchange in a layer"),
-            ("include_num_input_tokens_seen", "it would count a sequence in each process that reads it"),
+            (
+                "include_num_input_tokens_seen",
+                "it would count a sequence in each process that reads it",
+            ),
         ):
             value = recipe.trainer_value(name)
             if self.ways > 1 and value and value != trainer.library_default(name):
-                yield Problem(name, value, f"with {self.field} above 1: {wrong}", f"remove it, or {self.field}: 1")
+                yield Problem(
+                    name,
+                    value,
+                    f"with {self.field} above 1: {wrong}",
+                    f"remove it, or {self.field}: 1",
+                )
 
     @rule("deepspeed")
     def _engine(self, recipe: RecipeView) -> Iterator[Problem]:
@@ -72,7 +85,9 @@ class Scale(Section):
         written = deepspeed_config.lookup(recipe.deepspeed or {}, SEQUENCE)
         if written not in (None, 1):
             wrong = "the trainer shares sequences itself, and the engine would average gradients over too few processes"
-            remedy = f"remove it from the JSON, and set sequence_parallel_size: {written} in the recipe"
+            remedy = (
+                f"remove it from the JSON, and set sequence_parallel_size: {written} in the recipe"
+            )
             yield Problem("deepspeed.sequence_parallel_size", written, wrong, remedy)
         written = deepspeed_config.lookup(recipe.deepspeed or {}, "tensor_parallel")
         if written is not None:
@@ -102,4 +117,6 @@ def check_groups(scale: Scale, world: int) -> Iterator[Problem]:
     elif world % scale.ways:
         fitting = [each for each in range(1, world + 1) if world % each == 0]
         remedy = f"start a multiple of {scale.ways} processes, or give one of: {', '.join(map(str, fitting))}"
-        yield Problem(scale.field, scale.ways, f"does not divide the job's processes, {world}", remedy)
+        yield Problem(
+            scale.field, scale.ways, f"does not divide the job's processes, {world}", remedy
+        )

@@ -17,12 +17,16 @@ from tape_ds.errors import Problem
 from tape_ds.fields import COMPARED, FREE, RISKY, Section, Tokens, rule
 
 # fields of several kinds of recipes
-Backend = Annotated[str, RISKY, Field(description="``auto``, or the name of a backend (docs/kernels.md).")]
+Backend = Annotated[
+    str, RISKY, Field(description="``auto``, or the name of a backend (docs/kernels.md).")
+]
 _LIGER = "Liger's kernels for norms, feed-forward and the loss of long batches; auto: on CUDA if it is installed."
 Liger = Annotated[Literal["auto", "on", "off"], RISKY, Field(description=_LIGER)]
 _CACHE = "in XDG_CACHE_HOME, else in HF_HOME, else in ~/.cache."
 DataCache = Annotated[
-    str | None, FREE, Field(description=f"Folder of tokenised data, shared by runs; null: ``tape_ds/data`` {_CACHE}")
+    str | None,
+    FREE,
+    Field(description=f"Folder of tokenised data, shared by runs; null: ``tape_ds/data`` {_CACHE}"),
 ]
 _STATE = "dtype of the position state between layers; null: that of the hidden states."
 StateDType = Annotated[str | None, Field(description=_STATE)]
@@ -51,25 +55,41 @@ class Memory(Section):
     """Train on a CPU what is refused there: a model of more than a billion parameters, or a run whose launcher was
     given ``--gpus``. ``use_cpu: true`` and ``DS_ACCELERATOR=cpu`` allow it as well."""
 
-    @rule("activation_checkpointing", "checkpoint_layers", "checkpoint_offload", "activation_checkpointing_kwargs")
+    @rule(
+        "activation_checkpointing",
+        "checkpoint_layers",
+        "checkpoint_offload",
+        "activation_checkpointing_kwargs",
+    )
     def _checkpointing(self, recipe: RecipeView) -> Iterator[Problem]:
         for name, default in (("checkpoint_layers", 1), ("checkpoint_offload", False)):
-            if getattr(self, name) != default and not recipe.trainer_value("activation_checkpointing"):
+            if getattr(self, name) != default and not recipe.trainer_value(
+                "activation_checkpointing"
+            ):
                 wrong = "nothing is computed again: activation_checkpointing is off"
-                yield Problem(name, getattr(self, name), wrong, "add activation_checkpointing: true, or remove it")
+                yield Problem(
+                    name,
+                    getattr(self, name),
+                    wrong,
+                    "add activation_checkpointing: true, or remove it",
+                )
         # transformers' own names for the same, which know nothing of position states
         ours = {"every_n_layers": "checkpoint_layers", "offload": "checkpoint_offload"}
         for key, value in (recipe.trainer_value("activation_checkpointing_kwargs") or {}).items():
             if key in ours:
                 wrong = "this stack has a field for it"
-                yield Problem(f"activation_checkpointing_kwargs.{key}", value, wrong, f"use {ours[key]}")
+                yield Problem(
+                    f"activation_checkpointing_kwargs.{key}", value, wrong, f"use {ours[key]}"
+                )
 
     @rule("mlp_tiles", "window", "sequence_parallel_size")
     def _tiles(self, recipe: RecipeView) -> Iterator[Problem]:
         tokens = -(-recipe.window // recipe.scale.sequence_parallel_size)
         if self.mlp_tiles > tokens:
             wrong = f"a process has {tokens:,} tokens of a sequence"
-            yield Problem("mlp_tiles", self.mlp_tiles, wrong, "give 1 (whole sequences) or more, up to that")
+            yield Problem(
+                "mlp_tiles", self.mlp_tiles, wrong, "give 1 (whole sequences) or more, up to that"
+            )
 
 
 class Safety(Section):
@@ -104,11 +124,16 @@ class Safety(Section):
         for name in ("keep_every", "keep_steps"):
             if (value := getattr(self, name)) and recipe.trainer_value("save_strategy") == "no":
                 yield Problem(
-                    name, value, "save_strategy is no: nothing is saved", f"{name}: null, or save_strategy: steps"
+                    name,
+                    value,
+                    "save_strategy is no: nothing is saved",
+                    f"{name}: null, or save_strategy: steps",
                 )
         if self.start_anew and (checkpoint := recipe.trainer_value("resume_from_checkpoint")):
             wrong = f"it removes what resume_from_checkpoint = {checkpoint!r} would resume"
-            yield Problem("start_anew", True, wrong, "start_anew: false, or resume_from_checkpoint: null")
+            yield Problem(
+                "start_anew", True, wrong, "start_anew: false, or resume_from_checkpoint: null"
+            )
         if self.spike_action == "skip" and recipe.trainer_value("fp16"):
             wrong = "fp16's loss scale takes a skipped step for an overflow, and shrinks"
             yield Problem("spike_action", "skip", wrong, "use bf16, or spike_action: warn")
@@ -134,9 +159,13 @@ class Averaging(Section):
             yield Problem("average_last", count, "save_strategy is no: nothing is saved", remedy)
         elif limit is not None and limit < count:
             wrong = f"save_total_limit = {limit} keeps fewer"
-            yield Problem("average_last", count, wrong, f"save_total_limit: {count}, or average_last: null")
+            yield Problem(
+                "average_last", count, wrong, f"save_total_limit: {count}, or average_last: null"
+            )
         elif recipe.trainer_value("max_steps") > 0:
-            yield from self.check_saves(recipe.trainer_value("max_steps"), recipe.trainer_value("save_steps"))
+            yield from self.check_saves(
+                recipe.trainer_value("max_steps"), recipe.trainer_value("save_steps")
+            )
 
     def check_saves(self, steps: int, save_steps: float) -> Iterator[Problem]:
         """Yield why a run of ``steps`` steps has too few checkpoints for the mean."""
@@ -174,7 +203,12 @@ class Profile(Section):
         last = self.profile_start + self.profile_steps - 1
         if self.profile and 0 < steps < last:
             wrong = f"with profile_steps = {self.profile_steps} it needs {last} steps, and max_steps = {steps}"
-            yield Problem("profile_start", self.profile_start, wrong, "begin earlier, record fewer, or take more steps")
+            yield Problem(
+                "profile_start",
+                self.profile_start,
+                wrong,
+                "begin earlier, record fewer, or take more steps",
+            )
         wrong_ranks = [rank for rank in self.profile_ranks if not 0 <= rank < recipe.world_size]
         if self.profile and (wrong_ranks or not self.profile_ranks):
             remedy = f"give one or more of the ranks 0 to {recipe.world_size - 1}, or remove it"
@@ -224,15 +258,30 @@ class Optimization(Section):
             wrong = "out of range"
             if number is None:
                 wrong = "neither a learning rate nor a factor"
-            yield Problem(_RATE, rate, wrong, "give a number above 0, a factor of learning_rate such as 10x, or null")
+            yield Problem(
+                _RATE,
+                rate,
+                wrong,
+                "give a number above 0, a factor of learning_rate such as 10x, or null",
+            )
         for name, given in ((_RATE, rate), (_DECAY, self.position_weight_decay or None)):
             # these divide a model's parameters themselves
             if given is not None and optim.startswith(("galore", "apollo", "lomo", "adalomo")):
                 wrong = f"optim = {optim!r} divides the model's parameters by itself"
                 yield Problem(name, given, wrong, "remove it, or use optim: adamw_torch")
-        if rate is not None and deepspeed_config.lookup(recipe.deepspeed or {}, "scheduler") is not None:
-            wrong = "the scheduler in the DeepSpeed JSON gives all parameters the same learning rate"
-            yield Problem(_RATE, rate, wrong, "remove the scheduler block from the JSON: the trainer's does the same")
+        if (
+            rate is not None
+            and deepspeed_config.lookup(recipe.deepspeed or {}, "scheduler") is not None
+        ):
+            wrong = (
+                "the scheduler in the DeepSpeed JSON gives all parameters the same learning rate"
+            )
+            yield Problem(
+                _RATE,
+                rate,
+                wrong,
+                "remove the scheduler block from the JSON: the trainer's does the same",
+            )
 
 
 def _factor(text: str) -> float | None:
@@ -259,7 +308,9 @@ def check_trained(optimization: Optimization, trained: bool) -> Iterator[Problem
         if not trained and value != default:
             remedy = f"remove it (where a base has it: {name}: null), or train an encoding "
             wrong = "no parameters of a positional encoding are trained"
-            yield Problem(name, value, wrong, remedy + "with parameters: tape, fire, t5, or any with abacus")
+            yield Problem(
+                name, value, wrong, remedy + "with parameters: tape, fire, t5, or any with abacus"
+            )
 
 
 class Samples(Section):
@@ -277,6 +328,16 @@ class Samples(Section):
     def _both(self, recipe: RecipeView) -> Iterator[Problem]:
         if bool(self.sample_prompts) != (self.sample_steps is not None):
             name = "sample_steps" if self.sample_prompts else "sample_prompts"
-            yield Problem(name, getattr(self, name), "the other one of the two is given", f"give {name} as well")
+            yield Problem(
+                name,
+                getattr(self, name),
+                "the other one of the two is given",
+                f"give {name} as well",
+            )
         if not all(self.sample_prompts):
-            yield Problem("sample_prompts", self.sample_prompts, "one of them is empty", "write a word, or remove it")
+            yield Problem(
+                "sample_prompts",
+                self.sample_prompts,
+                "one of them is empty",
+                "write a word, or remove it",
+            )

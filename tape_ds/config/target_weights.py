@@ -76,19 +76,28 @@ class TargetWeights(Section):
         window = recipe.window
         if self.target_weights == "exact" and self.tail(window) >= window:
             wrong = f"no target of a sequence of {window:,} tokens has so many before it"
-            yield Problem("exact_tail", self.tail(window), wrong, f"give {max(1, window // 4)} or less")
+            yield Problem(
+                "exact_tail", self.tail(window), wrong, f"give {max(1, window // 4)} or less"
+            )
         shared = self.longce_short + self.longce_stride
         if self.target_weights == "longce" and shared >= window:
-            wrong = (
-                f"with longce_stride = {self.longce_stride:,} the first short context has all {window:,} tokens of a "
+            wrong = f"with longce_stride = {self.longce_stride:,} the first short context has all {window:,} tokens "
+            wrong += "of a sequence, and every weight would be 1"
+            remedy = (
+                f"longce_short: {max(1, window // 4)} and longce_stride: {max(1, window // 16)}"
             )
-            wrong += "sequence, and every weight would be 1"
-            remedy = f"longce_short: {max(1, window // 4)} and longce_stride: {max(1, window // 16)}"
             if window < 4:
                 remedy = "target_weights: equal"
             yield Problem("longce_short", self.longce_short, wrong, remedy)
 
-    @rule("target_weights", "method", "distill", "torch_compile", "position_encoding", "position_options")
+    @rule(
+        "target_weights",
+        "method",
+        "distill",
+        "torch_compile",
+        "position_encoding",
+        "position_options",
+    )
     def _possible(self, recipe: RecipeView) -> Iterator[Problem]:
         if self.target_weights == "equal":
             return
@@ -97,7 +106,8 @@ class TargetWeights(Section):
         encoding = getattr(recipe.model, "position_encoding", None)
         reasons = {
             "nothing is trained": not recipe.trains,
-            "distill weighs two losses over the same targets": method is not None and method.distill,
+            "distill weighs two losses over the same targets": method is not None
+            and method.distill,
             f"method = {getattr(method, 'method', None)!r} attends within groups, so a target does not attend to all "
             "that is before it": method is not None and method.chosen.grouped,
             "torch_compile does not take weights": bool(recipe.trainer_value("torch_compile")),
@@ -107,7 +117,12 @@ class TargetWeights(Section):
         }
         wrong = "; ".join(reason for reason, holds in reasons.items() if holds)
         if wrong:
-            yield Problem("target_weights", self.target_weights, wrong, "change that, or target_weights: equal")
+            yield Problem(
+                "target_weights",
+                self.target_weights,
+                wrong,
+                "change that, or target_weights: equal",
+            )
 
 
 def _draws(encoding: str | None, options: dict[str, object]) -> bool:

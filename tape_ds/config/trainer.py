@@ -37,11 +37,18 @@ class Owned:
     remedy: str = "remove it"
 
 
-_EVALUATION = Owned("the launcher itself scores eval_data", "use eval_data and the other fields that begin with eval_")
+_EVALUATION = Owned(
+    "the launcher itself scores eval_data",
+    "use eval_data and the other fields that begin with eval_",
+)
 _SHARDING = Owned("sharding is DeepSpeed's here", "choose a stage with deepspeed")
 _SMALLER = "lower per_device_train_batch_size; accumulation follows"
 _EXPORT = "export it afterwards: tape-ds export OUTPUT_DIR FOLDER --push NAME"
-_OF_WORKERS = ("dataloader_prefetch_factor", "dataloader_persistent_workers", "dataloader_multiprocessing_context")
+_OF_WORKERS = (
+    "dataloader_prefetch_factor",
+    "dataloader_persistent_workers",
+    "dataloader_multiprocessing_context",
+)
 _Share = Annotated[float, Field(ge=0, lt=1), RISKY]
 _Level = Literal["detail", "debug", "info", "warning", "error", "critical", "passive"]
 
@@ -52,7 +59,9 @@ if TYPE_CHECKING:
     _Saving = str
 else:
     Library = library.training_arguments()
-    _Optimizer, _Schedule, _Saving = map(library.choices, ("OptimizerNames", "SchedulerType", "SaveStrategy"))
+    _Optimizer, _Schedule, _Saving = map(
+        library.choices, ("OptimizerNames", "SchedulerType", "SaveStrategy")
+    )
 
 
 class RecipeView(Protocol):
@@ -173,19 +182,39 @@ class Trainer(Library):
     """The same on other ranks."""
 
     # owned: another value would break a promise of this stack
-    remove_unused_columns: Annotated[bool, Owned("position_ids and document_ids must reach the model")] = False
+    remove_unused_columns: Annotated[
+        bool, Owned("position_ids and document_ids must reach the model")
+    ] = False
     logging_nan_inf_filter: Annotated[bool, Owned("a NaN must show in the log")] = False
-    train_sampling_strategy: Annotated[str, Owned("seed decides the data order", "change seed")] = "sequential"
-    data_seed: Annotated[int | None, Owned("seed decides the data order as well", "change seed")] = None
-    save_only_model: Annotated[bool, Owned("only whole checkpoints resume", "use OUTPUT_DIR/trained")] = False
-    save_on_each_node: Annotated[bool, Owned("a checkpoint is one folder, on a disk that all nodes see")] = False
-    enable_jit_checkpoint: Annotated[bool, Owned("signals are answered by a committed checkpoint anyway")] = False
-    restore_callback_states_from_checkpoint: Annotated[bool, Owned("a checkpoint holds our own state")] = False
-    ignore_data_skip: Annotated[bool, Owned("a resumed run would see its first samples again")] = False
-    average_tokens_across_devices: Annotated[bool, Owned("the loss must not depend on the processes")] = True
+    train_sampling_strategy: Annotated[str, Owned("seed decides the data order", "change seed")] = (
+        "sequential"
+    )
+    data_seed: Annotated[
+        int | None, Owned("seed decides the data order as well", "change seed")
+    ] = None
+    save_only_model: Annotated[
+        bool, Owned("only whole checkpoints resume", "use OUTPUT_DIR/trained")
+    ] = False
+    save_on_each_node: Annotated[
+        bool, Owned("a checkpoint is one folder, on a disk that all nodes see")
+    ] = False
+    enable_jit_checkpoint: Annotated[
+        bool, Owned("signals are answered by a committed checkpoint anyway")
+    ] = False
+    restore_callback_states_from_checkpoint: Annotated[
+        bool, Owned("a checkpoint holds our own state")
+    ] = False
+    ignore_data_skip: Annotated[bool, Owned("a resumed run would see its first samples again")] = (
+        False
+    )
+    average_tokens_across_devices: Annotated[
+        bool, Owned("the loss must not depend on the processes")
+    ] = True
     auto_find_batch_size: Annotated[bool, Owned("global_batch_size must hold", _SMALLER)] = False
     use_cache: Annotated[bool, Owned("training keeps no key/value cache")] = False
-    use_liger_kernel: Annotated[bool, Owned("it patches transformers' own model classes", "use liger")] = False
+    use_liger_kernel: Annotated[
+        bool, Owned("it patches transformers' own model classes", "use liger")
+    ] = False
     label_smoothing_factor: Annotated[float, Owned("smoothing needs all logits at once")] = 0.0
     eval_strategy: Annotated[str, _EVALUATION] = "no"
     eval_on_start: Annotated[bool, _EVALUATION] = False
@@ -193,8 +222,12 @@ class Trainer(Library):
     fsdp: Annotated[Any, _SHARDING] = None
     fsdp_config: Annotated[Any, _SHARDING] = None
     parallelism_config: Annotated[Any, Owned("it is an object, which a recipe cannot hold")] = None
-    push_to_hub: Annotated[bool, Owned("a run saves what it trained, not always a whole model", _EXPORT)] = False
-    hub_token: Annotated[str | None, Owned("a recipe is stored with every result", "export HF_TOKEN")] = None
+    push_to_hub: Annotated[
+        bool, Owned("a run saves what it trained, not always a whole model", _EXPORT)
+    ] = False
+    hub_token: Annotated[
+        str | None, Owned("a recipe is stored with every result", "export HF_TOKEN")
+    ] = None
 
     def value(self, name: str) -> Any:
         """Return the value of a field, the cautious one while it is left to the plan."""
@@ -207,11 +240,19 @@ class Trainer(Library):
     def kwargs(self) -> dict[str, Any]:
         """The arguments that are given or that this stack sets, without ``deepspeed`` and
         ``gradient_accumulation_steps``; transformers has its defaults for the others."""
-        own = {name: getattr(self, name) for name in FIELDS if name in self.model_fields_set | OURS.keys()}
+        own = {
+            name: getattr(self, name)
+            for name in FIELDS
+            if name in self.model_fields_set | OURS.keys()
+        }
         if own.get("activation_checkpointing") not in (None, False, AUTO):
             options = own.get("activation_checkpointing_kwargs") or {}
             own["activation_checkpointing_kwargs"] = {"use_reentrant": False} | options
-        return {name: value for name, value in own.items() if name not in ("deepspeed", "gradient_accumulation_steps")}
+        return {
+            name: value
+            for name, value in own.items()
+            if name not in ("deepspeed", "gradient_accumulation_steps")
+        }
 
     @rule("max_steps", "num_train_epochs", "warmup_steps")
     def _duration(self, recipe: RecipeView) -> Iterator[Problem]:
@@ -226,10 +267,17 @@ class Trainer(Library):
             remedy = "remove it, or max_steps: -1"
             yield Problem("num_train_epochs", epochs, wrong, remedy)
         if steps <= 0 and (epochs is None or epochs <= 0):
-            yield Problem("max_steps", steps, "no length of training", "give max_steps or num_train_epochs")
+            yield Problem(
+                "max_steps", steps, "no length of training", "give max_steps or num_train_epochs"
+            )
         if 0 < steps < self.warmup_steps:
             wrong = f"longer than the run, max_steps = {steps}"
-            yield Problem("warmup_steps", self.warmup_steps, wrong, "give fewer, or a share of the run (below 1)")
+            yield Problem(
+                "warmup_steps",
+                self.warmup_steps,
+                wrong,
+                "give fewer, or a share of the run (below 1)",
+            )
 
     @rule("dataloader_num_workers")
     def _values(self, recipe: RecipeView) -> Iterator[Problem]:
@@ -240,11 +288,15 @@ class Trainer(Library):
             yield Problem("save_strategy", self.save_strategy, wrong, remedy)
         if recipe.trains and self.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy"):
             wrong = "it follows an evaluation during training, and a run has none"
-            yield Problem("lr_scheduler_type", self.lr_scheduler_type, wrong, "give another, such as cosine")
+            yield Problem(
+                "lr_scheduler_type", self.lr_scheduler_type, wrong, "give another, such as cosine"
+            )
         for name in ("logging_steps", "save_steps"):
             value = getattr(self, name)
             if value > 1 and value != int(value):
-                yield Problem(name, value, "not a whole number", "give one, or a share of the run (below 1)")
+                yield Problem(
+                    name, value, "not a whole number", "give one, or a share of the run (below 1)"
+                )
         for name in _OF_WORKERS if self.dataloader_num_workers == 0 else ():
             if value := getattr(self, name):
                 remedy = "remove it, or dataloader_num_workers: 1"
@@ -254,17 +306,27 @@ class Trainer(Library):
         reentrant = (self.activation_checkpointing_kwargs or {}).get("use_reentrant", False)
         if reentrant is not False:
             wrong = "reentrant checkpointing cuts the gradients of the position updates"
-            yield Problem("activation_checkpointing_kwargs.use_reentrant", reentrant, wrong, "give false")
+            yield Problem(
+                "activation_checkpointing_kwargs.use_reentrant", reentrant, wrong, "give false"
+            )
         for name in ("split_batches", "dispatch_batches"):
             if (self.accelerator_config or {}).get(name):
                 wrong = "each process reads its own samples, chosen by their number"
                 yield Problem(f"accelerator_config.{name}", True, wrong, "remove it")
-        modules = {"azure_ml": ("azureml",), "flyte": ("flytekit",), "tensorboard": ("tensorboard", "tensorboardX")}
+        modules = {
+            "azure_ml": ("azureml",),
+            "flyte": ("flytekit",),
+            "tensorboard": ("tensorboard", "tensorboardX"),
+        }
         known = library.trackers()
         for name in [self.report_to] if isinstance(self.report_to, str) else self.report_to or []:
             if name not in ("none", "all", *known):
-                yield Problem("report_to", name, "unknown tracker", did_you_mean(name, ["none", *known]))
-            elif name in known and not any(map(importlib.util.find_spec, modules.get(name, (name,)))):
+                yield Problem(
+                    "report_to", name, "unknown tracker", did_you_mean(name, ["none", *known])
+                )
+            elif name in known and not any(
+                map(importlib.util.find_spec, modules.get(name, (name,)))
+            ):
                 remedy = f"pip install {name.replace('_', '-')}, or report_to: none"
                 yield Problem("report_to", name, "its package is not installed", remedy)
 
@@ -274,7 +336,11 @@ class Trainer(Library):
         folder = paths.of(str(self.output_dir))
         yield from check_folder("output_dir", folder)
         if given not in (None, True, False, "auto") and not os.path.isdir(paths.of(str(given))):
-            found = [place.name for place in checkpoint.numbered(folder)] if os.path.isdir(folder) else []
+            found = (
+                [place.name for place in checkpoint.numbered(folder)]
+                if os.path.isdir(folder)
+                else []
+            )
             remedy = "give a folder checkpoint-N, or auto for the newest"
             if found:
                 remedy = f"{folder} has {', '.join(found)}"
@@ -282,7 +348,9 @@ class Trainer(Library):
 
 
 FIELDS: Mapping[str, Any] = {
-    name: field for name, field in Trainer.model_fields.items() if name not in ("global_batch_size", "local_rank")
+    name: field
+    for name, field in Trainer.model_fields.items()
+    if name not in ("global_batch_size", "local_rank")
 }
 """Every field of TrainingArguments, except ``local_rank``, which the launcher sets."""
 
@@ -299,5 +367,8 @@ OURS: Mapping[str, Any] = {
 }
 """Defaults that a run stores with its result: all that differ from transformers', and three that do not."""
 OWNED: Mapping[str, Owned] = {
-    name: mark for name, field in FIELDS.items() for mark in field.metadata if isinstance(mark, Owned)
+    name: mark
+    for name, field in FIELDS.items()
+    for mark in field.metadata
+    if isinstance(mark, Owned)
 }

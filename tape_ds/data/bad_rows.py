@@ -64,7 +64,10 @@ class BadRows:
     def write(self, file: Path) -> None:
         """Store the rows that were left out, if any."""
         if self._found:
-            rows = [[row.field, redacted(str(row.value)), row.wrong, row.remedy] for row in self.problems]
+            rows = [
+                [row.field, redacted(str(row.value)), row.wrong, row.remedy]
+                for row in self.problems
+            ]
             storage.write_json(file, rows)
 
     def read(self, file: Path, **known: str) -> None:

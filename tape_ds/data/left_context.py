@@ -129,7 +129,9 @@ class ExactWeights:
     """Samples that were counted."""
 
     @classmethod
-    def measured(cls, histogram: Histogram, buckets: Buckets, extra: float, samples: int) -> "ExactWeights":
+    def measured(
+        cls, histogram: Histogram, buckets: Buckets, extra: float, samples: int
+    ) -> "ExactWeights":
         """Return the weights that follow from counted targets. A bucket of the tail in which none was counted has the
         largest weight of the others. Raises UserError: no target is in the tail."""
         in_tail = histogram.edges >= buckets.tail

@@ -20,7 +20,13 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from tape_ds.data.order import SEED_OF_SOURCE, SOURCE_OF_SAMPLE, RunSamples, TrainingSequences, generator
+from tape_ds.data.order import (
+    SEED_OF_SOURCE,
+    SOURCE_OF_SAMPLE,
+    RunSamples,
+    TrainingSequences,
+    generator,
+)
 from tape_ds.data.retrieval.sequences import RetrievalSequences
 from tape_ds.data.selection import token_counts
 from tape_ds.data.sources.weights import Entry, percent, shares_of, specs_of
@@ -95,14 +101,19 @@ class MixedSequences(RunSamples):
         source = int(drawn[at])
         workers = self.parts[source].stream_workers
         worker = index % workers
-        before = self._counts(block)[source][worker] + np.count_nonzero(drawn[at % workers : at : workers] == source)
+        before = self._counts(block)[source][worker] + np.count_nonzero(
+            drawn[at % workers : at : workers] == source
+        )
         return source, int(before) * workers + worker
 
     def counts(self, samples: int) -> list[int]:
         block, at = divmod(samples, BLOCK)
         drawn = _sources(self.seed, self.probabilities, block)[:at]
         before = self._counts(block)
-        return [int(workers.sum() + np.count_nonzero(drawn == source)) for source, workers in enumerate(before)]
+        return [
+            int(workers.sum() + np.count_nonzero(drawn == source))
+            for source, workers in enumerate(before)
+        ]
 
     def tokens(self, samples: int) -> dict[str, int]:
         """Return the tokens of each source in the first ``samples``."""
@@ -149,7 +160,9 @@ class MixedSequences(RunSamples):
 
 @functools.lru_cache(maxsize=2)  # for speed only
 def _sources(seed: int, probabilities: tuple[float, ...], block: int) -> np.ndarray:
-    return generator(seed, SOURCE_OF_SAMPLE, block).choice(len(probabilities), size=BLOCK, p=probabilities)
+    return generator(seed, SOURCE_OF_SAMPLE, block).choice(
+        len(probabilities), size=BLOCK, p=probabilities
+    )
 
 
 def mix(

@@ -22,14 +22,23 @@ IGNORED = -100
 PADDING = -1  # document id
 
 # Independent streams of one seed.
-ORDER_OF_SEQUENCES, POSE_DRAWS, ORDER_OF_SHARDS, SHUFFLE_IN_SHARD, SOURCE_OF_SAMPLE, SEED_OF_SOURCE = range(6)
+(
+    ORDER_OF_SEQUENCES,
+    POSE_DRAWS,
+    ORDER_OF_SHARDS,
+    SHUFFLE_IN_SHARD,
+    SOURCE_OF_SAMPLE,
+    SEED_OF_SOURCE,
+) = range(6)
 RETRIEVAL_DRAWS = 6
 
 
 def generator(seed: int, stream: int, *index: int) -> np.random.Generator:
     """Return random numbers that depend only on the arguments and on numpy's version."""
     # PCG64 by name: numpy's default may change
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy=seed, spawn_key=(stream, *index))))
+    return np.random.Generator(
+        np.random.PCG64(np.random.SeedSequence(entropy=seed, spawn_key=(stream, *index)))
+    )
 
 
 class Orders:
@@ -138,7 +147,9 @@ class TrainingSequences(RunSamples):
         stored = self.stored[self.row_of(index)]
         if self.pose is None:
             return packed_item(stored, self.attend_across)
-        input_ids, position_ids = self.pose.draw(stored["input_ids"], generator(self.seed, POSE_DRAWS, index))
+        input_ids, position_ids = self.pose.draw(
+            stored["input_ids"], generator(self.seed, POSE_DRAWS, index)
+        )
         return item(input_ids, slice(1, None), position_ids)
 
 
@@ -190,10 +201,14 @@ class AnswerSequences(RunSamples):
         return item(row["input_ids"], slice(len(row["input_ids"]) - int(row["targets"]), None))
 
 
-def packed_item(sequence: dict[str, np.ndarray], attend_across: bool = False) -> dict[str, torch.Tensor]:
+def packed_item(
+    sequence: dict[str, np.ndarray], attend_across: bool = False
+) -> dict[str, torch.Tensor]:
     """Return the item (see :class:`TrainingSequences`) of a sequence of :mod:`tape_ds.data.pack`."""
     owners = np.zeros_like(sequence["document_ids"]) if attend_across else sequence["document_ids"]
-    return item(sequence["input_ids"], np.flatnonzero(np.diff(owners) == 0) + 1, document_ids=owners)
+    return item(
+        sequence["input_ids"], np.flatnonzero(np.diff(owners) == 0) + 1, document_ids=owners
+    )
 
 
 def item(
@@ -209,8 +224,12 @@ def item(
     return {
         "input_ids": torch.tensor(ids),
         "labels": torch.tensor(labels),
-        "position_ids": torch.tensor(np.arange(len(ids)) if position_ids is None else position_ids, dtype=torch.int64),
-        "document_ids": torch.tensor(np.zeros(len(ids)) if document_ids is None else document_ids, dtype=torch.int32),
+        "position_ids": torch.tensor(
+            np.arange(len(ids)) if position_ids is None else position_ids, dtype=torch.int64
+        ),
+        "document_ids": torch.tensor(
+            np.zeros(len(ids)) if document_ids is None else document_ids, dtype=torch.int32
+        ),
     }
 
 
@@ -251,12 +270,16 @@ def collate(
         batch["position_ids"] = positions[:1]
 
     if isinstance(documents, torch.Tensor) and not bool((documents == PADDING).any()):
-        contiguous = all(len(sequence.unique_consecutive()) == len(sequence.unique()) for sequence in documents)
+        contiguous = all(
+            len(sequence.unique_consecutive()) == len(sequence.unique()) for sequence in documents
+        )
         if contiguous:
             # a sequence begins a document
             begins = torch.ones_like(documents, dtype=torch.bool)
             begins[:, 1:] = documents.diff(dim=1) != 0
-            starts = torch.cat((begins.flatten().nonzero()[:, 0], torch.tensor([documents.numel()])))
+            starts = torch.cat(
+                (begins.flatten().nonzero()[:, 0], torch.tensor([documents.numel()]))
+            )
             batch |= {"cu_seq_lens_q": starts.int(), "cu_seq_lens_k": starts.int()}
             batch |= dict.fromkeys(("max_length_q", "max_length_k"), int(starts.diff().max()))
     return batch

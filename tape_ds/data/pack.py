@@ -56,12 +56,21 @@ def pack(
 
     column = List(Value("int32"), -1 if packing in PADDED else length)
     features = Features({"input_ids": column, "document_ids": column})
-    key = cache.key("rows", format=FORMAT, documents=documents._fingerprint, length=length, packing=packing, end=end)
+    key = cache.key(
+        "rows",
+        format=FORMAT,
+        documents=documents._fingerprint,
+        length=length,
+        packing=packing,
+        end=end,
+    )
     of = f" of {', '.join(specs)}" if specs else ""
     wrong = f"not even all documents{of} together fill"
     if packing == "single":
         wrong = f"no document{of} alone fills"
-    too_few = Problem("window", length, f"{wrong} a sequence", "name more data, or make the window smaller")
+    too_few = Problem(
+        "window", length, f"{wrong} a sequence", "name more data, or make the window smaller"
+    )
 
     def arrays() -> Iterator[np.ndarray]:
         for batch in documents.with_format("arrow", columns=["input_ids"]).iter(batch_size=64):
@@ -71,7 +80,9 @@ def pack(
                     tokens = np.append(tokens, np.array(end, tokens.dtype))
                 yield tokens
 
-    return cache.rows(cache_dir, key, features, lambda: FILL[packing](arrays(), length), none=too_few)
+    return cache.rows(
+        cache_dir, key, features, lambda: FILL[packing](arrays(), length), none=too_few
+    )
 
 
 def cut(documents: Iterable[np.ndarray], length: int) -> Iterator[PackedSequence]:
@@ -208,7 +219,9 @@ class _BestFit:
             yield self._take(number)
 
     def _take(self, number: int) -> PackedSequence:
-        return _joined([piece for _, piece in sorted(self.pieces.pop(number), key=lambda each: each[0])])
+        return _joined(
+            [piece for _, piece in sorted(self.pieces.pop(number), key=lambda each: each[0])]
+        )
 
 
 def _joined(pieces: list[np.ndarray]) -> PackedSequence:

@@ -80,7 +80,11 @@ class PlannedQuestion:
 
 
 def draw(
-    tokenizer: "PreTrainedTokenizerBase", lengths: Sequence[int], trials: int, seed: int, form: str = "longlora"
+    tokenizer: "PreTrainedTokenizerBase",
+    lengths: Sequence[int],
+    trials: int,
+    seed: int,
+    form: str = "longlora",
 ) -> list[PasskeyQuestion]:
     """Draw ``trials`` questions of each length: keys uniform in 1 .. 50,000, their places uniform in the filler.
 
@@ -123,7 +127,9 @@ def grid(
         shortest = 0
         for depth in depths:
             for trial in range(trials):
-                generator = np.random.Generator(np.random.PCG64((seed, trial, length, round(depth * 1_000_000))))
+                generator = np.random.Generator(
+                    np.random.PCG64((seed, trial, length, round(depth * 1_000_000)))
+                )
                 key = int(generator.integers(1, LARGEST_KEY, endpoint=True))
                 shortest = max(shortest, len(prompt_ids(text(form, 0, 0, key), tokenizer)) + reply)
                 written = partial(write, tokenizer, length, key, depth, form, trial, reply)
@@ -157,7 +163,11 @@ def published(
 
     problems = [Problem("trials", trials, "too few", "give 1 or more")] if trials < 1 else []
     wrong = "3.75 characters a token, rounded down to a multiple of 1,024, leave no filler"
-    problems += [Problem("lengths", length, wrong, "give 274 or more") for length in lengths if characters[length] == 0]
+    problems += [
+        Problem("lengths", length, wrong, "give 274 or more")
+        for length in lengths
+        if characters[length] == 0
+    ]
     raise_if_any(problems)
     return [
         PlannedQuestion(length, None, trial, partial(ask, length, trial))
@@ -189,7 +199,9 @@ def write(
             best = PasskeyQuestion(length, trial, key, depth, prompt, tuple(ids), reply)
         elif units == 0:
             wrong = f"without any filler prompt and reply have {len(ids) + reply} tokens"
-            raise UserError(Problem("passkey_lengths", length, wrong, f"give {len(ids) + reply} or more"))
+            raise UserError(
+                Problem("passkey_lengths", length, wrong, f"give {len(ids) + reply} or more")
+            )
         else:
             high = units
         units = max(1, 2 * low) if high is None else (low + high) // 2
@@ -206,7 +218,9 @@ def text(form: str, before: int, after: int, key: int) -> str:
 
 def answer_ids(tokenizer: "PreTrainedTokenizerBase", key: int) -> tuple[int, ...] | None:
     """Return the ids of ``key`` where it follows the question; None for a tokenizer that joins the two."""
-    question, answered = (prompt_ids(words, tokenizer) for words in (_QUESTION, f"{_QUESTION} {key}"))
+    question, answered = (
+        prompt_ids(words, tokenizer) for words in (_QUESTION, f"{_QUESTION} {key}")
+    )
     if answered[: len(question)] == question:
         return tuple(answered[len(question) :])
     return None

@@ -87,7 +87,9 @@ class PoseSequences:
     def positions(self, lengths: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Return the positions of chunks of these lengths, whose text is as it is: int64 [sum of lengths]."""
         count = int(lengths.sum())
-        shifts = draw_shifts(len(lengths), self.target - count, rng, at_once=self.pose.skips == "sorted")
+        shifts = draw_shifts(
+            len(lengths), self.target - count, rng, at_once=self.pose.skips == "sorted"
+        )
         return np.arange(count, dtype=np.int64) + np.repeat(shifts, lengths)
 
 
@@ -100,7 +102,9 @@ def draw_lengths(count: int, chunks: int, rng: np.random.Generator) -> np.ndarra
     return np.array([*lengths, count - sum(lengths)], dtype=np.int64)
 
 
-def draw_shifts(chunks: int, room: int, rng: np.random.Generator, *, at_once: bool = False) -> np.ndarray:
+def draw_shifts(
+    chunks: int, room: int, rng: np.random.Generator, *, at_once: bool = False
+) -> np.ndarray:
     """Return int64 [chunks], rising: the first is 0, each next one uniform between the previous one and ``room``, both
     included; ``at_once``: all between 0 and ``room``, then sorted."""
     shifts = [0]

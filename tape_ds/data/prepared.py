@@ -86,11 +86,19 @@ def prepare(
 
     folder = Path(folder)
     numbers = {"shard_tokens": shard_tokens, "parts": parts, "workers": processes}
-    raise_if_any([Problem(name, n, "not a positive number", "1 or more") for name, n in numbers.items() if n < 1])
+    raise_if_any(
+        [
+            Problem(name, n, "not a positive number", "1 or more")
+            for name, n in numbers.items()
+            if n < 1
+        ]
+    )
     bad_rows = bad_rows or BadRows()
     sources = parse_all(specs, "data", bad_rows)
     remedy = "leave it out here, and name it next to this folder in the recipe's train_data"
-    raise_if_any([source.problem("token ids already", remedy) for source in sources if source.tokenised])
+    raise_if_any(
+        [source.problem("token ids already", remedy) for source in sources if source.tokenised]
+    )
     inputs = [shard for source in sources for shard in source.shards(split)]
     read = [source.fingerprint() for source in sources] + [shard.name for shard in inputs]
     settings = Settings(
@@ -134,10 +142,19 @@ def prepare(
             for left_over in folder.rglob(".*.writing"):
                 left_over.unlink()
             borders = np.linspace(0, len(inputs), min(parts, len(inputs)) + 1).round().astype(int)
-            tasks = [(part, inputs[start:end]) for part, (start, end) in enumerate(pairwise(borders))]
-            work = {"tokenizer": tokenizer, "folder": folder, "limit": shard_tokens, "report": report}
+            tasks = [
+                (part, inputs[start:end]) for part, (start, end) in enumerate(pairwise(borders))
+            ]
+            work = {
+                "tokenizer": tokenizer,
+                "folder": folder,
+                "limit": shard_tokens,
+                "report": report,
+            }
             work |= {"ids": settings.ids}
-            written = _in_processes(partial(_write_part, bad_rows=bad_rows, **work), tasks, processes)
+            written = _in_processes(
+                partial(_write_part, bad_rows=bad_rows, **work), tasks, processes
+            )
             # of all processes, also of earlier calls
             for record in sorted(records.glob(left_out)):
                 bad_rows.read(record)
@@ -146,7 +163,9 @@ def prepare(
                 # the folder is as empty as before
                 shutil.rmtree(records)
                 wrong = "no document has any token"
-                raise UserError(Problem("data", settings.addresses, wrong, "name data that hold text"))
+                raise UserError(
+                    Problem("data", settings.addresses, wrong, "name data that hold text")
+                )
             result = DataManifest(settings, shards)
             DatasetInfo(features=document_features(settings.ids)).write_to_directory(str(folder))
             result.write(folder)
@@ -157,10 +176,16 @@ def verify(folder: str | Path, threads: int = 1) -> list[Problem]:
     """Read a finished folder completely and return a problem for each damaged shard."""
     folder = Path(folder)
     if not is_prepared(folder):
-        return [Problem("check", str(folder), f"no prepared data: it has no {MANIFEST}", "check the path")]
+        return [
+            Problem(
+                "check", str(folder), f"no prepared data: it has no {MANIFEST}", "check the path"
+            )
+        ]
     problems = check_manifest(folder, "check", str(folder))
     try:
-        shards = [shard for shard in read_manifest(folder).shards if wrong_size(folder, shard) is None]
+        shards = [
+            shard for shard in read_manifest(folder).shards if wrong_size(folder, shard) is None
+        ]
     except ValueError:
         return problems
     # hashing releases Python's lock
@@ -182,7 +207,9 @@ def _begun_with(folder: Path) -> Settings | None:
         if plan.is_file():
             return Settings(**json.loads(plan.read_text(encoding="utf-8")))
     except (TypeError, ValueError) as error:
-        raise UserError(Problem("output", str(folder), f"cannot be resumed: {error}", "name a new folder")) from error
+        raise UserError(
+            Problem("output", str(folder), f"cannot be resumed: {error}", "name a new folder")
+        ) from error
     return None
 
 
@@ -193,8 +220,12 @@ def _check_same(known: Settings, settings: Settings) -> None:
     for name in ("split", "tokenizer", "data", "shard_tokens", "parts", "format"):
         if getattr(known, name) != getattr(settings, name):
             value, was = (getattr(either, shown.get(name, name)) for either in (settings, known))
-            wrong = f"the folder was begun with {was!r}" + (", or it changed since" if name in shown else "")
-            problems.append(Problem(name, value, wrong, "give what it was begun with, or name a new folder"))
+            wrong = f"the folder was begun with {was!r}" + (
+                ", or it changed since" if name in shown else ""
+            )
+            problems.append(
+                Problem(name, value, wrong, "give what it was begun with, or name a new folder")
+            )
     raise_if_any(problems)
 
 
@@ -214,7 +245,9 @@ def _write_part(
     entries: list[ShardEntry] = []
     for name in names:
         try:
-            entry = ShardEntry(**json.loads((folder / RECORDS / f"{name}.json").read_text(encoding="utf-8")))
+            entry = ShardEntry(
+                **json.loads((folder / RECORDS / f"{name}.json").read_text(encoding="utf-8"))
+            )
         except (FileNotFoundError, TypeError, ValueError):  # a damaged record is as good as none
             break
         if entry.documents and wrong_size(folder, entry):
@@ -250,7 +283,9 @@ def write_shard(
         nonlocal read, documents, tokens
         batch = 0
         features = document_features(id_type)
-        with ArrowWriter(features=features, path=str(aside), writer_batch_size=_BATCH_DOCUMENTS) as writer:
+        with ArrowWriter(
+            features=features, path=str(aside), writer_batch_size=_BATCH_DOCUMENTS
+        ) as writer:
             while tokens < limit and (row := next(rows, None)) is not None:
                 read += 1
                 document, ids = row
@@ -266,7 +301,9 @@ def write_shard(
             writer.finalize()
 
     storage.write_file(path, fill)
-    entry = ShardEntry(path.name, documents, tokens, read, path.stat().st_size, storage.digest(path))
+    entry = ShardEntry(
+        path.name, documents, tokens, read, path.stat().st_size, storage.digest(path)
+    )
     if documents == 0:
         path.unlink()
     return entry
@@ -301,7 +338,8 @@ def _in_processes(work: Callable[[Any], Any], tasks: Sequence[Any], processes: i
 
 
 def _begin(threads: int) -> None:
-    def leave_with_parent() -> None:  # an orphan would write into the folder of a restarted preparation
+    # an orphan would write into the folder of a restarted preparation
+    def leave_with_parent() -> None:
         parent = multiprocessing.parent_process()
         assert parent is not None
         parent.join()

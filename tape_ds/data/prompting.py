@@ -39,7 +39,11 @@ def around(tokenizer: Any) -> tuple[int, int]:
     bare = middle_ids(probe, tokenizer)
     whole = _encoded(probe, tokenizer)
     added = len(whole) - len(bare)
-    return next((added - end, end) for end in range(added + 1) if whole[added - end : len(whole) - end] == bare)
+    return next(
+        (added - end, end)
+        for end in range(added + 1)
+        if whole[added - end : len(whole) - end] == bare
+    )
 
 
 def _encoded(text: str, tokenizer: Any) -> list[int]:

@@ -57,13 +57,17 @@ def read(given: str) -> tuple[RetrievalOptions, list[Wrong]]:
         plain = given[: match.start()]
         found[TEXT] = given[match.end() :]
         if not found[TEXT]:
-            wrong.append(("text= names no data", "write the data spec of the text, such as text=stdlib, or remove it"))
+            wrong.append(
+                (
+                    "text= names no data",
+                    "write the data spec of the text, such as text=stdlib, or remove it",
+                )
+            )
     for part in plain.split("&") if plain else []:
         name, equals, value = part.partition("=")
         if name not in _READERS:
-            remedy = (
-                f"{did_you_mean(name, [*_READERS, TEXT])}; options are NAME=VALUE, joined by &, and text= is the last"
-            )
+            remedy = did_you_mean(name, [*_READERS, TEXT])
+            remedy += "; options are NAME=VALUE, joined by &, and text= is the last"
             wrong.append((f"{part!r} is no option of it", remedy))
         elif name in found:
             wrong.append((f"{name} is given more than once", f"give one {name}="))
@@ -81,7 +85,9 @@ def read(given: str) -> tuple[RetrievalOptions, list[Wrong]]:
     return RetrievalOptions(**found), []
 
 
-def _range(text: str, least: int, read_number: Callable[[str], int | None]) -> tuple[int, int] | None:
+def _range(
+    text: str, least: int, read_number: Callable[[str], int | None]
+) -> tuple[int, int] | None:
     low, dash, high = text.partition("-")
     first = read_number(low)
     last = read_number(high) if dash else first
@@ -153,7 +159,10 @@ def _targets(text: str) -> str | None:
 
 # option -> its reader, which returns None for what it cannot read, and its form
 _READERS: dict[str, tuple[Callable[[str], Any], str]] = {
-    "families": (_families, f"families=NAME:SHARE,NAME:SHARE with some of {', '.join(FAMILY_NAMES)}, each once"),
+    "families": (
+        _families,
+        f"families=NAME:SHARE,NAME:SHARE with some of {', '.join(FAMILY_NAMES)}, each once",
+    ),
     "tokens": (_lengths, "tokens=LEAST-MOST or tokens=NUMBER, in tokens, such as 1k-4k"),
     "rivals": (_rivals, f"rivals=LEAST-MOST or rivals=NUMBER, of 0 to {_LARGEST:,}"),
     "questions": (_questions, f"questions=LEAST-MOST or questions=NUMBER, of 1 to {_LARGEST:,}"),

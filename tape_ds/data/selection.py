@@ -92,8 +92,13 @@ def select(
         room = None if room is None else room - len(part.documents)
         if room == 0:
             break
-    counts = {name: sum(getattr(part, name) for part in parts) for name in ("tokens", "read_documents", "read_tokens")}
-    selection = Selection(concatenate_datasets(_alike([part.documents for part in parts], Path(cache_dir))), **counts)
+    counts = {
+        name: sum(getattr(part, name) for part in parts)
+        for name in ("tokens", "read_documents", "read_tokens")
+    }
+    selection = Selection(
+        concatenate_datasets(_alike([part.documents for part in parts], Path(cache_dir))), **counts
+    )
     if len(selection.documents) == 0:
         wrong = f"none of {selection.read_documents} documents has {min_tokens} tokens or more"
         remedy = "name longer documents, or lower min_document_tokens"
@@ -123,7 +128,11 @@ def _narrowed(documents: "Dataset", cache_dir: Path) -> "Dataset":
 
     def rows() -> Iterator[dict[str, Any]]:
         for batch in documents.with_format("arrow").iter(batch_size=64):
-            columns = zip(batch.column("name").to_pylist(), batch.column("input_ids").combine_chunks(), strict=True)
+            columns = zip(
+                batch.column("name").to_pylist(),
+                batch.column("input_ids").combine_chunks(),
+                strict=True,
+            )
             for name, ids in columns:
                 yield {"name": name, "input_ids": ids.values.to_numpy().astype(np.uint16)}
 
@@ -186,12 +195,16 @@ def with_copies(lengths: np.ndarray, times: Mapping[int, int]) -> np.ndarray:
     ones, so that copies are far apart."""
     factors = np.array([1, *(times[length] for length in sorted(times))])
     own = factors[np.searchsorted(np.array(sorted(times)), lengths, side="right")]
-    return np.concatenate([np.flatnonzero(own >= copy) for copy in range(1, int(own.max(initial=1)) + 1)])
+    return np.concatenate(
+        [np.flatnonzero(own >= copy) for copy in range(1, int(own.max(initial=1)) + 1)]
+    )
 
 
 def token_counts(rows: "Dataset") -> np.ndarray:
     """Return the tokens of each row, int64 [rows], from the list offsets: no token is read."""
-    stored = pyarrow.compute.list_value_length(rows.data.column("input_ids")).to_numpy().astype(np.int64)
+    stored = (
+        pyarrow.compute.list_value_length(rows.data.column("input_ids")).to_numpy().astype(np.int64)
+    )
     # of a selection: which of the stored rows it has
     chosen = rows._indices
     if chosen is None:

@@ -92,7 +92,9 @@ class Stream:
                 if len(empty) == len(self.shards):
                     return
 
-    def _shuffled_ids(self, shard: Shard | TokenShard, rng: np.random.Generator, skipped: int) -> Iterator[np.ndarray]:
+    def _shuffled_ids(
+        self, shard: Shard | TokenShard, rng: np.random.Generator, skipped: int
+    ) -> Iterator[np.ndarray]:
         """Yield the token ids of a shard's documents, int32 [n]; of stored ids those wholly among the first ``skipped``
         tokens are not read, and keep their type."""
         if isinstance(shard, Shard):
@@ -146,8 +148,14 @@ class StreamError(UserError):
     def __init__(self, problems: Problem | Iterable[Problem] | str):
         super().__init__([] if isinstance(problems, str) else problems)
         head = "the training data cannot be read on, and the run stops here:"
-        message = "\n".join([head, *(f"  {number}. {problem}" for number, problem in enumerate(self.problems, 1))])
-        self._message = problems.rpartition("StreamError: ")[2].rstrip() if isinstance(problems, str) else message
+        message = "\n".join(
+            [head, *(f"  {number}. {problem}" for number, problem in enumerate(self.problems, 1))]
+        )
+        self._message = (
+            problems.rpartition("StreamError: ")[2].rstrip()
+            if isinstance(problems, str)
+            else message
+        )
 
     def __str__(self) -> str:
         return self._message
@@ -210,7 +218,9 @@ class StreamedSequences(RunSamples):
 
     def places(self, index: int) -> Any:
         workers = self.stream.workers
-        return self.places_of([(index - worker + workers - 1) // workers for worker in range(workers)])
+        return self.places_of(
+            [(index - worker + workers - 1) // workers for worker in range(workers)]
+        )
 
     def places_of(self, sequences: Sequence[int]) -> dict[str, Any]:
         """Return :meth:`places` for the number of each worker's next sequence."""
@@ -241,7 +251,9 @@ class StreamedSequences(RunSamples):
         except UserError as error:
             raise StreamError(error.problems) from error
         if found is None:
-            raise StreamError(Problem(_FIELD, self.specs, "no document has any token", "name data that hold text"))
+            raise StreamError(
+                Problem(_FIELD, self.specs, "no document has any token", "name data that hold text")
+            )
         # only now: one that failed is not read further
         self._open[worker] = sequence + 1, sequences
         return packed_item(found)

@@ -44,7 +44,10 @@ FIELD_OF = {"train": "train_data", "heldout": "eval_data"}
 
 
 def scored_rows(
-    specs: Sequence[str], tokenizer: "PreTrainedTokenizerBase", cache_dir: str | Path, bad_rows: BadRows | None = None
+    specs: Sequence[str],
+    tokenizer: "PreTrainedTokenizerBase",
+    cache_dir: str | Path,
+    bad_rows: BadRows | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield ``{name, input_ids}`` of every held-out document of ``specs``, in their order, without the end that a
     tokenizer appends to every text: it is not scored."""
@@ -69,10 +72,16 @@ def tokenize_source(
     if isinstance(source, ArrowFolder) and is_prepared(source.path):
         return load_from_disk(str(source.path))
     # the key of a tokenizer with BOS changed when doubled ones were left out
-    once = {"begin": "once"} if tokenizers.begins(tokenizer) is not None and not source.tokenised else {}
+    once = (
+        {"begin": "once"}
+        if tokenizers.begins(tokenizer) is not None and not source.tokenised
+        else {}
+    )
     source_bad_rows = source.bad_rows = SourceBadRows(source.bad_rows, source.field, source.spec)
     data = source.fingerprint()
-    key = cache.key("documents", format=FORMAT, source=data, split=split, tokenizer=identity, **once)
+    key = cache.key(
+        "documents", format=FORMAT, source=data, split=split, tokenizer=identity, **once
+    )
 
     def token_rows() -> Iterator[dict[str, Any]]:
         if not isinstance(source, TokenSource):
@@ -149,7 +158,9 @@ def encode(
     begin, doubled = tokenizers.begins(tokenizer), 0
     for batch in batches():
         # verbose=False: no warning about the native length, which these documents are meant to exceed
-        encoded = tokenizer([document.text for document in batch], return_attention_mask=False, verbose=False)
+        encoded = tokenizer(
+            [document.text for document in batch], return_attention_mask=False, verbose=False
+        )
         # arrays at once: a stream may pause in the middle of a batch, and the tokenizer's own answer is far larger
         arrays = [np.asarray(ids, np.int32) for ids in encoded["input_ids"]]
         del encoded
@@ -183,13 +194,19 @@ def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:
         "bos": getattr(tokenizer, "add_bos_token", None),
         "eos": getattr(tokenizer, "add_eos_token", None),
         "split_special": getattr(tokenizer, "split_special_tokens", False),
-        "added": sorted((index, str(token)) for index, token in tokenizer.added_tokens_decoder.items()),
+        "added": sorted(
+            (index, str(token)) for index, token in tokenizer.added_tokens_decoder.items()
+        ),
     }
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         state = json.loads(backend.to_str())
-        settings["backend"] = {name: part for name, part in state.items() if name not in {"truncation", "padding"}}
+        settings["backend"] = {
+            name: part for name, part in state.items() if name not in {"truncation", "padding"}
+        }
     else:
         with tempfile.TemporaryDirectory() as folder:
-            settings["files"] = [storage.digest(Path(path)) for path in sorted(tokenizer.save_vocabulary(folder))]
+            settings["files"] = [
+                storage.digest(Path(path)) for path in sorted(tokenizer.save_vocabulary(folder))
+            ]
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()

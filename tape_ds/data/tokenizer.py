@@ -54,7 +54,13 @@ SETTINGS: dict[str, Any] = {
 MAX_CHARACTERS = 100_000_000
 
 # Classes that in transformers 4 rebuild the beginning and end of a text from ``add_bos_token`` and ``add_eos_token``.
-_REBUILDING = ("LlamaTokenizer", "CodeLlamaTokenizer", "CohereTokenizer", "GemmaTokenizer", "GPTNeoXTokenizer")
+_REBUILDING = (
+    "LlamaTokenizer",
+    "CodeLlamaTokenizer",
+    "CohereTokenizer",
+    "GemmaTokenizer",
+    "GPTNeoXTokenizer",
+)
 # sentencepiece drops lines above 4,192 bytes, and a letter has at most 4
 _LINE = 1024
 _OPEN_SHARDS = 16  # while the sample is drawn
@@ -77,7 +83,9 @@ def train(
     """
     folder = Path(folder)
     raise_if_any(paths.check_new("output", folder))
-    building.build_aside(folder, partial(_build, _text_sources(specs, field), vocab_size, max_characters))
+    building.build_aside(
+        folder, partial(_build, _text_sources(specs, field), vocab_size, max_characters)
+    )
     return AutoTokenizer.from_pretrained(folder)
 
 
@@ -142,7 +150,9 @@ def bos_note(tokenizer: PreTrainedTokenizerBase, config: Any) -> dict[str, str]:
     known = tokenizer.bos_token_id is not None and tokenizer.bos_token_id == config.bos_token_id
     if not (undecided and known) or begins(tokenizer) is not None:
         return {}
-    remedy = "if the model was trained with it, write add_bos_token: true into its tokenizer_config.json"
+    remedy = (
+        "if the model was trained with it, write add_bos_token: true into its tokenizer_config.json"
+    )
     return {"BOS": f"the tokenizer puts no {tokenizer.bos_token} before a text; {remedy}"}
 
 
@@ -164,13 +174,17 @@ def save(tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> None:
     # which 4.45 does not read from its own file
     template = tokenizer.chat_template
     if isinstance(template, dict):
-        config["chat_template"] = [{"name": name, "template": text} for name, text in template.items()]
+        config["chat_template"] = [
+            {"name": name, "template": text} for name, text in template.items()
+        ]
     elif template is not None:
         config["chat_template"] = template
     if config["tokenizer_class"].removesuffix("Fast") in _REBUILDING:
         begin, end = around(tokenizer)
         config |= {"add_bos_token": begin > 0, "add_eos_token": end > 0}
-    path.write_text(json.dumps(config, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps(config, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
 
 
 def sample(sources: Sequence[Source], max_characters: int) -> Iterator[str]:
@@ -196,10 +210,14 @@ def sample(sources: Sequence[Source], max_characters: int) -> Iterator[str]:
                 return
 
 
-def _text_sources(specs: Sequence[str], field: str, bad_rows: BadRows | None = None) -> list[Source]:
+def _text_sources(
+    specs: Sequence[str], field: str, bad_rows: BadRows | None = None
+) -> list[Source]:
     sources = parse_all(specs, field, bad_rows)
     remedy = "train the tokenizer on text, or give the one that made these ids"
-    raise_if_any([source.problem("token ids, not text", remedy) for source in sources if source.tokenised])
+    raise_if_any(
+        [source.problem("token ids, not text", remedy) for source in sources if source.tokenised]
+    )
     return sources
 
 
@@ -213,7 +231,9 @@ def _build(sources: Sequence[Source], vocab_size: int, max_characters: int, fold
     ]
     if not lines:
         specs = [source.spec for source in sources]
-        raise UserError(Problem(sources[0].field, specs, "no document has any text", "name data that hold text"))
+        raise UserError(
+            Problem(sources[0].field, specs, "no document has any text", "name data that hold text")
+        )
     model = io.BytesIO()
     try:
         # one thread: the same result on every machine; 2: only errors are logged, and they are raised too
@@ -225,9 +245,12 @@ def _build(sources: Sequence[Source], vocab_size: int, max_characters: int, fold
             minloglevel=2,
             **SETTINGS,
         )
-    except RuntimeError as error:  # a vocabulary that the text is too small or too varied for, and the nearest size
+    except RuntimeError as error:
+        # a vocabulary that the text is too small or too varied for, and the nearest size
         wrong = str(error).rpartition("] ")[2]
-        raise UserError(Problem("vocab_size", vocab_size, wrong, "give that size, or name other data")) from error
+        raise UserError(
+            Problem("vocab_size", vocab_size, wrong, "give that size, or name other data")
+        ) from error
     folder.mkdir()
     file = folder / "tokenizer.model"
     file.write_bytes(model.getvalue())

@@ -70,10 +70,12 @@ def check(fields: Mapping[str, Any], identity: Mapping[str, Any], timeout: float
     records = [json.loads(text) for text in meeting.barrier(json.dumps(record), seconds)]
 
     # rank 0's machine may resolve its own name to a loopback address; then any other machine's address shows the way
-    addresses = [other.get("address", "") for other in records]  # absent from another version's record
+    # absent from another version's record
+    addresses = [other.get("address", "") for other in records]
     use_interface_towards([os.environ["MASTER_ADDR"], *addresses])
 
-    if len({other["digest"] for other in records}) > 1:  # the facts are long: exchanged only if they differ
+    # the facts are long: exchanged only if they differ
+    if len({other["digest"] for other in records}) > 1:
         record |= {"facts": facts, "commit": (results.commit() or {"hash": "unknown"})["hash"]}
         records = [json.loads(text) for text in meeting.barrier(json.dumps(record), seconds)]
     raise_if_any(differences(records))
@@ -106,7 +108,9 @@ def check_data(identity: Mapping[str, str], rank_sync: RankSync) -> None:
 def own_address(peer: str) -> str | None:
     """Return this machine's address on the route to ``peer``; None if it is a loopback address or unknown."""
     with contextlib.suppress(OSError):
-        for family, kind, protocol, _, target in socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM):
+        for family, kind, protocol, _, target in socket.getaddrinfo(
+            peer, 9, type=socket.SOCK_DGRAM
+        ):
             with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
                 probe.connect(target)  # looks the route up; nothing is sent
                 address: str = probe.getsockname()[0]
@@ -122,7 +126,11 @@ def use_interface_towards(peers: Iterable[str]) -> None:
     Gloo takes the address of the host's own name, which is 127.0.1.1 where Debian and Ubuntu wrote /etc/hosts: no other
     machine reaches it, and every job on several machines makes a gloo group, under NCCL too.
     """
-    names = {each.address: name for name, addresses in psutil.net_if_addrs().items() for each in addresses}
+    names = {
+        each.address: name
+        for name, addresses in psutil.net_if_addrs().items()
+        for each in addresses
+    }
     for address in map(own_address, peers):
         if address in names:
             os.environ.setdefault(GLOO, names[address])
@@ -132,11 +140,21 @@ def use_interface_towards(peers: Iterable[str]) -> None:
 def facts_of(fields: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """Return what this process is about to run with: subject -> name -> value, without credentials."""
     package, program = Path(__file__).resolve().parents[1], Path(sys.argv[0])
-    files = {path.relative_to(package.parent).as_posix(): path for path in package.rglob("*")} | {program.name: program}
-    code = {name: path for name, path in files.items() if path.suffix in (".py", ".json") and path.is_file()}
+    files = {path.relative_to(package.parent).as_posix(): path for path in package.rglob("*")} | {
+        program.name: program
+    }
+    code = {
+        name: path
+        for name, path in files.items()
+        if path.suffix in (".py", ".json") and path.is_file()
+    }
     on_cpu = not torch.accelerator.is_available() or os.environ.get("DS_ACCELERATOR") == "cpu"
-    recipe = {name: value for name, value in results.redact(fields).items() if name not in _LOCAL_FIELDS}
-    variables = [name for name in os.environ if name.startswith("TAPE_DS_") and name != exit_codes.FILE]
+    recipe = {
+        name: value for name, value in results.redact(fields).items() if name not in _LOCAL_FIELDS
+    }
+    variables = [
+        name for name in os.environ if name.startswith("TAPE_DS_") and name != exit_codes.FILE
+    ]
 
     return {
         "code": {name: _digest(path.read_bytes()) for name, path in code.items()},
@@ -145,7 +163,10 @@ def facts_of(fields: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[str
         "device": {"device": "cpu" if on_cpu else str(torch.accelerator.current_accelerator())},
         # a rank that computes without Triton slows all others down
         "compiler": {} if on_cpu else {"C compiler": jit.no_compiler() or "there, with Python.h"},
-        "recipe": {name: redacted(json.dumps(value, sort_keys=True, default=str)) for name, value in recipe.items()},
+        "recipe": {
+            name: redacted(json.dumps(value, sort_keys=True, default=str))
+            for name, value in recipe.items()
+        },
         "data": _part_of(identity, "data"),
         "base": _part_of(identity, "base") | _part_of(identity, "tokenizer"),
     }
@@ -153,7 +174,11 @@ def facts_of(fields: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[str
 
 def _part_of(identity: Mapping[str, Any], kind: str) -> dict[str, str]:
     """Return the part of one kind: data.NAME as "data NAME"."""
-    return {name.replace(".", " ", 1): value for name, value in identity.items() if name.split(".")[0] == kind}
+    return {
+        name.replace(".", " ", 1): value
+        for name, value in identity.items()
+        if name.split(".")[0] == kind
+    }
 
 
 def differences(records: Sequence[Mapping[str, Any]]) -> list[Problem]:
@@ -164,26 +189,36 @@ def differences(records: Sequence[Mapping[str, Any]]) -> list[Problem]:
         same_name = [record for record in records if record["host"] == host]
         if len({record["boot"] for record in same_name}) > 1:
             wrong = f"several machines have this name: {_machines(same_name)}"
-            problems.append(Problem("hostname", host, wrong, "give each machine, or container, its own hostname"))
+            problems.append(
+                Problem(
+                    "hostname", host, wrong, "give each machine, or container, its own hostname"
+                )
+            )
 
     usual = Counter(record["digest"] for record in records).most_common(1)[0][0]
     majority = [record for record in records if record["digest"] == usual]
     others = _machines(majority)
-    for digest in dict.fromkeys(record["digest"] for record in records if record["digest"] != usual):
+    for digest in dict.fromkeys(
+        record["digest"] for record in records if record["digest"] != usual
+    ):
         minority = [record for record in records if record["digest"] == digest]
         here, there = minority[0], majority[0]
         machines = _machines(minority)
         for subject, remedy in _REMEDIES.items():
             # another version of the code may not compare this subject
             values, expected = here["facts"].get(subject, {}), there["facts"].get(subject, {})
-            names = sorted(name for name in values | expected if values.get(name) != expected.get(name))
+            names = sorted(
+                name for name in values | expected if values.get(name) != expected.get(name)
+            )
             if names and subject == "code":
                 wrong = f"not as on {others} (commit {here['commit'][:12]}, there {there['commit'][:12]})"
                 problems.append(Problem(f"code on {machines}", _some(names), wrong, remedy))
                 continue
             for name in names:
                 wrong = f"it is {expected.get(name, 'absent')} on {others}"
-                problems.append(Problem(f"{name} on {machines}", values.get(name, "absent"), wrong, remedy))
+                problems.append(
+                    Problem(f"{name} on {machines}", values.get(name, "absent"), wrong, remedy)
+                )
     return problems
 
 
@@ -192,7 +227,9 @@ def _machines(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+    return ", ".join(names[:NAMED]) + (
+        f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    )
 
 
 def _digest(content: bytes) -> str:

@@ -22,7 +22,11 @@ class TensorCut:
     def whole(self, piece: Tensor) -> Tensor:
         """Return the whole parameter; every process of the group must call it."""
         missing = max(self.sizes) - piece.shape[self.dim]
-        padded = F.pad(piece.detach(), (*(0, 0) * (piece.dim() - 1 - self.dim), 0, missing)) if missing else piece
+        padded = (
+            F.pad(piece.detach(), (*(0, 0) * (piece.dim() - 1 - self.dim), 0, missing))
+            if missing
+            else piece
+        )
         pieces = zip(self.group.gather(padded.detach()), self.sizes, strict=True)
         return torch.cat([each.narrow(self.dim, 0, size) for each, size in pieces], dim=self.dim)
 
@@ -38,7 +42,9 @@ def cut(parameter: nn.Parameter, dim: int, sizes: Sequence[int], group: RankGrou
     parameter.grad = None
     marked: Any = parameter
     marked.tensor_cut = TensorCut(group, dim, tuple(sizes))
-    marked.tensor_model_parallel = True  # DeepSpeed's gradient norm then counts every piece, and other parameters once
+    marked.tensor_model_parallel = (
+        True  # DeepSpeed's gradient norm then counts every piece, and other parameters once
+    )
 
 
 def cut_of(parameter: Tensor) -> TensorCut | None:
@@ -59,7 +65,11 @@ def whole_numel(parameter: Tensor) -> int:
 def described(model: nn.Module) -> dict[str, Any]:
     """Return what a checkpoint stores: the group's size, and dimension and sizes by parameter name; empty if nothing is
     cut."""
-    cuts = {name: cut for name, parameter in model.named_parameters() if (cut := cut_of(parameter)) is not None}
+    cuts = {
+        name: cut
+        for name, parameter in model.named_parameters()
+        if (cut := cut_of(parameter)) is not None
+    }
     if not cuts:
         return {}
     size = next(iter(cuts.values())).group.size

@@ -26,7 +26,10 @@ def distributed_map(work: Callable[[Job], Result], jobs: Sequence[Job]) -> list[
     """
     team, teams = 0, 1
     if torch.distributed.is_initialized():
-        team, teams = torch.distributed.get_rank() // _team_size, torch.distributed.get_world_size() // _team_size
+        team, teams = (
+            torch.distributed.get_rank() // _team_size,
+            torch.distributed.get_world_size() // _team_size,
+        )
     results: list[Result] = []
     hidden = None if _shows_bar and is_main_process() else True  # None: shown on a terminal only
     for first in tqdm(range(0, len(jobs), teams), leave=False, disable=hidden):

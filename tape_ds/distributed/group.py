@@ -76,7 +76,9 @@ class RankGroup:
 
     def _gather(self, x: Tensor) -> Tensor:
         found = x.new_empty((self.size, *x.shape))
-        comm.all_gather_into_tensor(found.flatten(0, 1) if x.dim() else found, x.contiguous(), group=self.handle)
+        comm.all_gather_into_tensor(
+            found.flatten(0, 1) if x.dim() else found, x.contiguous(), group=self.handle
+        )
         return found
 
     def _reduce(self, x: Tensor) -> Tensor:
@@ -88,13 +90,16 @@ class RankGroup:
 @functools.cache
 def _process_groups(layout: Layout, world: Any, timeout: timedelta | None) -> list[Any]:
     # once for a process group `world`: each group holds connections and threads
-    comm.init_distributed(dist_backend=distributed.get_backend(), verbose=False)  # adopts torch's process group
+    # adopts torch's process group
+    comm.init_distributed(dist_backend=distributed.get_backend(), verbose=False)
     return [distributed.new_group(ranks, timeout=timeout) for ranks in layout.groups()]
 
 
 class _Differentiable(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, forth: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, forth: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
+    ) -> Tensor:
         ctx.back = back
         return forth(x)
 
@@ -103,7 +108,9 @@ class _Differentiable(torch.autograd.Function):
         return ctx.back(gradients[0]), None, None
 
 
-def _differentiable(x: Tensor, forth: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
+def _differentiable(
+    x: Tensor, forth: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
+) -> Tensor:
     found: Tensor = _Differentiable.apply(x, forth, back)
     return found
 

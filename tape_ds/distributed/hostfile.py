@@ -46,7 +46,11 @@ class UnreachableError(UserError):
 
 def named(words: Sequence[str]) -> list[tuple[str, str]]:
     """Return the hostfiles among a command's words, each with its option."""
-    parts = [part for word in words for part in (word.split("=", 1) if word.startswith("--hostfile=") else [word])]
+    parts = [
+        part
+        for word in words
+        for part in (word.split("=", 1) if word.startswith("--hostfile=") else [word])
+    ]
     return [(option, name) for option, name in pairwise(parts) if option in ("--hostfile", "-H")]
 
 
@@ -69,7 +73,14 @@ def _check_lines(option: str, name: str) -> list[Problem]:
         return [Problem(option, name, f"cannot be read as text ({error})", _REMEDY)]
     if text.startswith("\ufeff"):
         wrong = "it begins with a byte order mark, which would be part of the first machine's name"
-        return [Problem(option, name, wrong, f"save it as UTF-8 without one: sed -i '1s/^\\xef\\xbb\\xbf//' {name}")]
+        return [
+            Problem(
+                option,
+                name,
+                wrong,
+                f"save it as UTF-8 without one: sed -i '1s/^\\xef\\xbb\\xbf//' {name}",
+            )
+        ]
     problems = []
     lines: dict[str, int] = {}
     for number, line in enumerate(map(str.strip, text.split("\n")), 1):
@@ -83,15 +94,23 @@ def _check_lines(option: str, name: str) -> list[Problem]:
         host = found["host"]
         if not _HOST.fullmatch(host):
             wrong = f"line {number}: {host!r} is no name of a machine"
-            problems.append(Problem(option, name, wrong, "write its name or address, without a port (--ssh_port)"))
+            problems.append(
+                Problem(
+                    option, name, wrong, "write its name or address, without a port (--ssh_port)"
+                )
+            )
         digits = found["slots"].lstrip("0")
         is_count = digits != "" and len(digits) < 6 and int(digits) <= _MOST_SLOTS
         if not is_count or found["rest"][:1].strip():
             wrong = f"line {number} is {line!r}: no number of processes of a machine"
-            problems.append(Problem(option, name, wrong, f"write it as '{host} slots=8', or remove the line"))
+            problems.append(
+                Problem(option, name, wrong, f"write it as '{host} slots=8', or remove the line")
+            )
         if host in lines:
             wrong = f"line {number}: {host} is in line {lines[host]} already"
-            problems.append(Problem(option, name, wrong, "give a machine one line, with all its slots"))
+            problems.append(
+                Problem(option, name, wrong, "give a machine one line, with all its slots")
+            )
         lines.setdefault(host, number)
     if not lines and not problems:
         problems.append(Problem(option, name, "no line names a machine", _REMEDY))
@@ -136,7 +155,14 @@ def _chosen(name: str, options: Sequence[str]) -> dict[str, list[int]]:
     chosen = arguments.include or arguments.exclude
     if chosen and (arguments.num_nodes >= 0 or arguments.num_gpus >= 0):
         remedy = "give --num_nodes and --num_gpus, or --include or --exclude"
-        problems.append(Problem("--include" if arguments.include else "--exclude", chosen, "not with a number", remedy))
+        problems.append(
+            Problem(
+                "--include" if arguments.include else "--exclude",
+                chosen,
+                "not with a number",
+                remedy,
+            )
+        )
         raise_if_any(problems)
     try:
         pool = runner.fetch_hostfile(name)
@@ -150,14 +176,29 @@ def _chosen(name: str, options: Sequence[str]) -> dict[str, list[int]]:
         ) from error
     if arguments.num_nodes > len(found):  # DeepSpeed would take fewer
         has = f"{name} has {len(found)}: {', '.join(found)}"
-        raise UserError(Problem("--num_nodes", arguments.num_nodes, has, "give that many, or name the others there"))
+        raise UserError(
+            Problem(
+                "--num_nodes", arguments.num_nodes, has, "give that many, or name the others there"
+            )
+        )
     found = runner.apply_num_nodes_and_gpus(found, arguments.num_nodes, arguments.num_gpus)
     if not found:
         raise UserError(Problem("--exclude", chosen, "no machine is left", "exclude fewer"))
-    if not arguments.no_ssh and (len(found) > 1 or arguments.force_multi) and shutil.which("pdsh") is None:
-        remedy = "install it (apt install pdsh), or start each machine with --no_ssh (docs/cluster.md)"
+    if (
+        not arguments.no_ssh
+        and (len(found) > 1 or arguments.force_multi)
+        and shutil.which("pdsh") is None
+    ):
+        remedy = (
+            "install it (apt install pdsh), or start each machine with --no_ssh (docs/cluster.md)"
+        )
         problems.append(
-            Problem("--hostfile", name, "DeepSpeed starts its machines with pdsh, not installed here", remedy)
+            Problem(
+                "--hostfile",
+                name,
+                "DeepSpeed starts its machines with pdsh, not installed here",
+                remedy,
+            )
         )
         raise_if_any(problems)
     if not arguments.no_ssh and not arguments.no_ssh_check:
@@ -165,7 +206,9 @@ def _chosen(name: str, options: Sequence[str]) -> dict[str, list[int]]:
     return dict(found)
 
 
-def check_reachable(name: str, hosts: Mapping[str, object] | Sequence[str], port: int | None = None) -> None:
+def check_reachable(
+    name: str, hosts: Mapping[str, object] | Sequence[str], port: int | None = None
+) -> None:
     """Ask every machine for its name by ssh, at most :data:`SECONDS` in all.
 
     Raises:
@@ -174,7 +217,12 @@ def check_reachable(name: str, hosts: Mapping[str, object] | Sequence[str], port
     if shutil.which("ssh") is None:
         remedy = "install it (apt install openssh-client), or start each machine with --no_ssh"
         raise UserError(
-            Problem("--hostfile", name, "DeepSpeed reaches its machines by ssh, not installed here", remedy)
+            Problem(
+                "--hostfile",
+                name,
+                "DeepSpeed reaches its machines by ssh, not installed here",
+                remedy,
+            )
         )
     count = "1 machine" if len(hosts) == 1 else f"{len(hosts)} machines"
     waits = f"tape-ds: asking {count} of {name} by ssh, for {SECONDS:g} s at most"
@@ -186,14 +234,25 @@ def check_reachable(name: str, hosts: Mapping[str, object] | Sequence[str], port
             if wrong is not None:
                 asked = " ".join(_question(host, port))
                 remedy = f"make this print a name: {asked} (docs/cluster.md has ssh's messages), or leave it out"
-                problems.append(Problem("--hostfile", name, f"{host} does not answer ({wrong})", remedy))
+                problems.append(
+                    Problem("--hostfile", name, f"{host} does not answer ({wrong})", remedy)
+                )
     if problems:
         raise UnreachableError(problems)
 
 
 def _question(host: str, port: int | None) -> list[str]:
     chosen = [] if port is None else ["-p", str(port)]
-    return ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_SECONDS}", *chosen, host, "hostname"]
+    return [
+        "ssh",
+        "-o",
+        "BatchMode=yes",
+        "-o",
+        f"ConnectTimeout={_CONNECT_SECONDS}",
+        *chosen,
+        host,
+        "hostname",
+    ]
 
 
 def _why_not(host: str, port: int | None) -> str | None:

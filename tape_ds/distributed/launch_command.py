@@ -15,8 +15,13 @@ COMMANDS = {script: f"tape-ds {name}" for name, script in TRAINING.items()}
 COMMANDS[SCROLLS] = COMMANDS["finetune"]
 """Every file of ``launchers`` that trains, which recipes name -> its command."""
 DEEPSPEED_OPTIONS = {
-    **dict.fromkeys(("--num_gpus", "--num_accelerators", "--num_nodes", "--hostfile", "--include", "--exclude"), True),
-    **dict.fromkeys(("--master_addr", "--master_port", "--node_rank", "--ssh_port", "--venv_script"), True),
+    **dict.fromkeys(
+        ("--num_gpus", "--num_accelerators", "--num_nodes", "--hostfile", "--include", "--exclude"),
+        True,
+    ),
+    **dict.fromkeys(
+        ("--master_addr", "--master_port", "--node_rank", "--ssh_port", "--venv_script"), True
+    ),
     **dict.fromkeys(("--launcher_args", "--enable_each_rank_log", "--bind_core_list"), True),
     **dict.fromkeys(("--no_ssh", "--no_ssh_check", "--force_multi", "--bind_cores_to_rank"), False),
 }

@@ -50,7 +50,9 @@ class Layout:
     sequence: int = 1
     """Processes that share the tokens of the same sequences (Ulysses); ZeRO shards over them too."""
     tensor: int = 1  # processes that share every layer's heads and columns
-    zero: int | None = None  # ZeRO stage; None trains without an engine, on fp32 weights under autocast
+    zero: int | None = (
+        None  # ZeRO stage; None trains without an engine, on fp32 weights under autocast
+    )
     micro_batch: int = 1  # sequences of a forward, in each of the `data` groups
     checkpoint_layers: Layers | None = None
     """How blocks are computed again for the backward (:mod:`tape_ds.methods.recompute`); None: they are not."""
@@ -98,7 +100,11 @@ class Layout:
 
     def shards(self, stage: int = 0) -> int:
         """Number of shards of what ZeRO ``stage`` partitions; of what every stage does without one."""
-        return self.world // self.tensor if stage == 0 or (self.zero is not None and self.zero >= stage) else 1
+        return (
+            self.world // self.tensor
+            if stage == 0 or (self.zero is not None and self.zero >= stage)
+            else 1
+        )
 
     def flags(self) -> dict[str, str]:
         """Return the fields of a recipe for this layout, as a command line takes them."""
@@ -124,10 +130,14 @@ class Layout:
         """Return the flags that turn a recipe of the layout ``other`` (None: any recipe) into this one."""
         before, always = (other or Layout()).flags(), ("deepspeed", "per_device_train_batch_size")
         own = self.flags().items()
-        return " ".join(f"--{name} {value}" for name, value in own if name in always or value != before[name])
+        return " ".join(
+            f"--{name} {value}" for name, value in own if name in always or value != before[name]
+        )
 
 
-def check_heads(heads: int, key_value_heads: int, size: int, field: str = SEQUENCE) -> Iterator[Problem]:
+def check_heads(
+    heads: int, key_value_heads: int, size: int, field: str = SEQUENCE
+) -> Iterator[Problem]:
     """Check that ``size`` processes of one group can share a model's heads.
 
     Each takes the same number of query heads: whole key/value groups, or a part of one.
@@ -154,7 +164,11 @@ def check_cuts(config: Any, size: int) -> Iterator[Problem]:
     yield from check_heads(config.num_attention_heads, config.num_key_value_heads, size, TENSOR)
     for name in ("attention_bias", "mlp_bias"):
         if getattr(config, name, False):
-            wrong = f"the model has {name}: every process would add a bias that follows a sum of parts"
+            wrong = (
+                f"the model has {name}: every process would add a bias that follows a sum of parts"
+            )
             yield Problem(TENSOR, size, wrong, f"use {SEQUENCE}")
     if size > min(config.intermediate_size, config.vocab_size):
-        yield Problem(TENSOR, size, "more than the model's columns or vocabulary entries", "give less")
+        yield Problem(
+            TENSOR, size, "more than the model's columns or vocabulary entries", "give less"
+        )

@@ -38,7 +38,9 @@ def current(environ: Mapping[str, str] | None = None) -> ProcessInfo:
     variables = os.environ if environ is None else environ
 
     def number(*names: str) -> int | None:
-        return next((int(variables[name]) for name in names if variables.get(name, "").isdigit()), None)
+        return next(
+            (int(variables[name]) for name in names if variables.get(name, "").isdigit()), None
+        )
 
     # names set by DeepSpeed's launch.py, then torchrun's, then srun's
     return ProcessInfo(

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-_CLEAR_REFS = Path("/proc/self/clear_refs")  # proc(5): 5 sets the peak of the resident set to its present size
+# proc(5): 5 sets the peak of the resident set to its present size
+_CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
 def share_cores() -> None:
@@ -21,7 +22,9 @@ def share_cores() -> None:
     """
     if "OMP_NUM_THREADS" in os.environ or torch.cuda.is_available():
         return
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     own = max(1, cores // int(os.environ.get("LOCAL_SIZE", "1")))
     torch.set_num_threads(own)
     os.environ["OMP_NUM_THREADS"] = str(own)
@@ -42,7 +45,8 @@ def reset_peak_memory(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     elif _CLEAR_REFS.exists():
-        with contextlib.suppress(OSError):  # a container may forbid it: the peak is then the whole process's
+        # a container may forbid it: the peak is then the whole process's
+        with contextlib.suppress(OSError):
             _CLEAR_REFS.write_text("5")
 
 

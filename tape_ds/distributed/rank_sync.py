@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import distributed
 
-_groups: dict[Any, Any] = {}  # by the job's process group: each gloo group is a full mesh of sockets
+# by the job's process group: each gloo group is a full mesh of sockets
+_groups: dict[Any, Any] = {}
 
 
 def join(timeout: timedelta | None = None) -> Any:
@@ -20,7 +21,9 @@ def join(timeout: timedelta | None = None) -> Any:
     world = distributed.group.WORLD
     if world not in _groups:
         is_gloo = distributed.get_backend() == "gloo"
-        _groups[world] = world if is_gloo else distributed.new_group(backend="gloo", timeout=timeout)
+        _groups[world] = (
+            world if is_gloo else distributed.new_group(backend="gloo", timeout=timeout)
+        )
     return _groups[world]
 
 

@@ -69,11 +69,16 @@ class Rendezvous:
             if self._stage == 0:
                 world = self.store.compare_set("world", "", str(process.world)).decode()
                 if world != str(process.world):
-                    wrong = f"it is {process.world} on {process.machine} and {world} on another machine"
+                    wrong = (
+                        f"it is {process.world} on {process.machine} and {world} on another machine"
+                    )
                     remedy = "start all machines with the same hostfile, --include and --num_nodes, or --nnodes"
                     raise UserError(Problem("WORLD_SIZE", process.world, wrong, remedy))
                 if self.store.add(f"entered/{process.rank}", 1) > 1:
-                    wrong, remedy = f"another process is rank {process.rank} already", "number the machines from 0"
+                    wrong, remedy = (
+                        f"another process is rank {process.rank} already",
+                        "number the machines from 0",
+                    )
                     raise UserError(Problem("--node_rank", process.node, wrong, remedy))
             self._stage += 1
             keys = [f"{self._stage}/{rank}" for rank in range(process.world)]
@@ -91,10 +96,16 @@ class Rendezvous:
                 "see the output there; check that the same command was started there, with the same machines and its "
                 "own --node_rank, and that a firewall lets --master_port through"
             )
-            raise NotTogether(Problem("start", None, f"{self._missing()} did not come within {seconds:g} s", remedy))
+            raise NotTogether(
+                Problem(
+                    "start", None, f"{self._missing()} did not come within {seconds:g} s", remedy
+                )
+            )
         except RuntimeError as error:
             wrong = f"rank 0, which holds the job's store, is gone ({_first_line(error)})"
-            raise NotTogether(Problem("start", process.machine, wrong, "see the first machine's output")) from error
+            raise NotTogether(
+                Problem("start", process.machine, wrong, "see the first machine's output")
+            ) from error
 
     def _missing(self) -> str:
         here = self.process
@@ -102,10 +113,13 @@ class Rendezvous:
         for rank in range(here.world):
             if not self.store.check([f"{self._stage}/{rank}"]):
                 machine = "an unknown machine"
-                if here.on_node and here.nodes and here.on_node * here.nodes == here.world:  # equally many on each
+                # equally many on each
+                if here.on_node and here.nodes and here.on_node * here.nodes == here.world:
                     machine = f"node_rank {rank // here.on_node}"
                 machines.setdefault(machine, []).append(str(rank))
-        return "; ".join(f"{machine}, rank {', '.join(ranks)}" for machine, ranks in machines.items())
+        return "; ".join(
+            f"{machine}, rank {', '.join(ranks)}" for machine, ranks in machines.items()
+        )
 
     def end(self, error: UserError) -> UserError:
         """End all ranks with the error of the first that failed; return the error to report here.
@@ -113,17 +127,27 @@ class Rendezvous:
         Rank 0 prints it and waits until all ranks know. A rank that rank 0 did not answer, or that failed in another
         way, prints its own.
         """
-        problems = [[each.field, redacted(str(each.value)), each.wrong, each.remedy] for each in error.problems]
+        problems = [
+            [each.field, redacted(str(each.value)), each.wrong, each.remedy]
+            for each in error.problems
+        ]
         first, holds_store, answered = problems, self.process.rank == 0, False
         linger = LEAVE_SECONDS if problems and isinstance(error, NotTogether) else LINGER_SECONDS
         until = time.monotonic() + linger + (0 if holds_store else LEAVE_SECONDS)
         with contextlib.suppress(RuntimeError):  # the store is gone, and rank 0 with it
             report = json.dumps([self.process.machine, error.exit_code, problems])
-            report = (self.store.compare_set("failed", "", report) if problems else self.store.get("failed")).decode()
+            report = (
+                self.store.compare_set("failed", "", report)
+                if problems
+                else self.store.get("failed")
+            ).decode()
             machine, code, first = json.loads(report)
             if problems != first:
                 error = UserError(
-                    [*error.problems, *(Problem(f"{field} on {machine}", *others) for field, *others in first)]
+                    [
+                        *error.problems,
+                        *(Problem(f"{field} on {machine}", *others) for field, *others in first),
+                    ]
                 )
             error.exit_code = code
             self.store.add("ended", 1)
@@ -162,7 +186,10 @@ def report_failures(main: Callable[..., int | None]) -> Callable[..., int | None
             if reported.exit_code == ExitCode.USER_ERROR:
                 exit_codes.leave(ExitCode.USER_ERROR)
             if process.leads_node and process.rank != 0 and not reported.on_one_rank:
-                print(f"\n{process.machine}: the run does not start; see the first machine's output", file=sys.stderr)
+                print(
+                    f"\n{process.machine}: the run does not start; see the first machine's output",
+                    file=sys.stderr,
+                )
             raise reported from error
         except Exception as error:
             wrong = f"ended with {type(error).__name__}: {redacted(_first_line(error))}"
@@ -180,7 +207,8 @@ def _report(error: UserError) -> UserError:
     process = process_info.current()
     if process.is_single_node:
         return error
-    from torch import distributed  # slow to import, and a single machine may only have a typo to report
+    # slow to import, and a single machine may only have a typo to report
+    from torch import distributed
 
     if distributed.is_initialized():  # the others wait in a collective, and see it break
         return error
@@ -210,7 +238,9 @@ def current(seconds: float) -> Rendezvous | None:
     address, port_text = os.environ["MASTER_ADDR"], os.environ.get("MASTER_PORT", "")
     if not port_text.isdecimal():
         remedy = "set it, to the same free port on all machines"
-        raise UserError(Problem("MASTER_PORT", port_text, "not a port number, and MASTER_ADDR is set", remedy))
+        raise UserError(
+            Problem("MASTER_PORT", port_text, "not a port number, and MASTER_ADDR is set", remedy)
+        )
     port = int(port_text)
     holds_store = process.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     if not holds_store:
@@ -220,7 +250,8 @@ def current(seconds: float) -> Rendezvous | None:
             try:
                 socket.create_connection((address, port), timeout=5).close()
                 break
-            except OSError as error:  # also an unknown name, which may become known: containers start one by one
+            except OSError as error:
+                # also an unknown name, which may become known: containers start one by one
                 reason = str(error)
         else:
             wrong = f"rank 0 did not answer {process.machine} at port {port} within {seconds:g} s ({reason})"

@@ -40,7 +40,9 @@ _DIMENSION = {
 """Along which each parameter of a linear map, adapters among them, is cut; None: whole in every process."""
 
 
-def use_tensor_parallelism(model: nn.Module, layout: Layout, rank: int, timeout: timedelta | None = None) -> None:
+def use_tensor_parallelism(
+    model: nn.Module, layout: Layout, rank: int, timeout: timedelta | None = None
+) -> None:
     """Have ``model`` share its heads, columns and vocabulary with the processes of this one's group, always.
 
     All processes of a group must be given the same sequences, and call the model equally often; all processes of the
@@ -51,14 +53,21 @@ def use_tensor_parallelism(model: nn.Module, layout: Layout, rank: int, timeout:
     of it cannot be cut, ValueError if it has no plan, RuntimeError if the processes' weights are not the same.
     """
     # by its class: a wrapper such as peft's answers for what it wraps
-    bare: Any = next((module for module in model.modules() if hasattr(type(module), "tensor_parallel_plan")), None)
+    bare: Any = next(
+        (module for module in model.modules() if hasattr(type(module), "tensor_parallel_plan")),
+        None,
+    )
     if bare is None:
         raise ValueError(f"{type(model).__name__} has no tensor_parallel_plan")
     raise_if_any(list(check_cuts(bare.config, layout.tensor)))
     plan: Mapping[str, str] = bare.tensor_parallel_plan
-    patterns = [(re.compile(re.escape(name).replace(r"\*", r"\d+")), style) for name, style in plan.items()]
+    patterns = [
+        (re.compile(re.escape(name).replace(r"\*", r"\d+")), style) for name, style in plan.items()
+    ]
     modules = dict(bare.named_modules())
-    planned = [(style, name) for name in modules for pattern, style in patterns if pattern.fullmatch(name)]
+    planned = [
+        (style, name) for name in modules for pattern, style in patterns if pattern.fullmatch(name)
+    ]
     for style, name in planned:
         if problem := _check(style, name, modules[name], layout.tensor):
             raise UserError(problem)
@@ -99,7 +108,9 @@ def _check(style: str, place: str, module: nn.Module, size: int) -> Problem | No
 def _kind(name: str) -> str | None:
     """Return which of a linear map's parameters this is, whatever wraps it; None: of an unknown kind."""
     if ".lora_" in f".{name}":
-        return next((kind for kind in ("lora_A", "lora_B") if name.endswith(f"{kind}.default.weight")), None)
+        return next(
+            (kind for kind in ("lora_A", "lora_B") if name.endswith(f"{kind}.default.weight")), None
+        )
     end = name.rpartition(".")[2]
     return end if end in ("weight", "bias") else None
 
@@ -167,7 +178,9 @@ class ModelSharding:
             if not self.cuts_key_heads:
                 head_dim = layer.self_attn.config.head_dim
                 for projection in (layer.self_attn.k_proj, layer.self_attn.v_proj):
-                    projection.register_forward_hook(functools.partial(self._local_key_heads, head_dim=head_dim))
+                    projection.register_forward_hook(
+                        functools.partial(self._local_key_heads, head_dim=head_dim)
+                    )
 
     def _embed(self, embed: Callable[[Tensor], Tensor], ids_BT: Tensor) -> Tensor:
         """Look up this process's entries of the vocabulary, and sum over the processes."""
@@ -175,11 +188,14 @@ class ModelSharding:
         absent_BT, local_BT = self.part.local(ids_BT)
         return self.shards.scatter(embed(local_BT).masked_fill(absent_BT[..., None], 0))
 
-    def _before_attention(self, _: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def _before_attention(
+        self, _: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]
+    ) -> Any:
         x_BtD, state, inputs = positional
         self.shards = shards = inputs.shards
         start = inputs.start
-        if start is not None and start.dim() == 4 and start.shape[1] > 1:  # one for each key/value head
+        # one for each key/value head
+        if start is not None and start.dim() == 4 and start.shape[1] > 1:
             start = start[:, self.local_groups]
         if state is not None:
             copies = 1 if self.cuts_key_heads else self.part.group.size // self.groups
@@ -189,7 +205,11 @@ class ModelSharding:
 
     def _after_attention(self, _: nn.Module, __: Any, output: tuple[Any, ...]) -> tuple[Any, ...]:
         out_BTD, weights, attended = output
-        return self.shards.scatter(out_BTD), weights, None if attended is None else self.shards.all_heads(attended)
+        return (
+            self.shards.scatter(out_BTD),
+            weights,
+            None if attended is None else self.shards.all_heads(attended),
+        )
 
     def _local_key_heads(self, _: nn.Module, __: Any, x_BTC: Tensor, head_dim: int) -> Tensor:
         """All key/value heads -> the one that this process's query heads read."""

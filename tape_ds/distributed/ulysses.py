@@ -26,7 +26,9 @@ from tape_ds.distributed.layout import Layout, check_heads
 from tape_ds.errors import raise_if_any
 
 
-def use_sequence_parallel(model: nn.Module, layout: Layout, rank: int, timeout: timedelta | None = None) -> None:
+def use_sequence_parallel(
+    model: nn.Module, layout: Layout, rank: int, timeout: timedelta | None = None
+) -> None:
     """Have ``model`` share the sequences of its training forwards with the processes of this one's group.
 
     All processes of a group must then be given the same sequences, and call the model equally often; all processes of
@@ -39,13 +41,17 @@ def use_sequence_parallel(model: nn.Module, layout: Layout, rank: int, timeout: 
     ``model`` may be what wraps it, such as peft's; the job's process group exists. Raises UserError if its heads cannot
     be divided among the processes, ValueError if it has no decoder that shares sequences.
     """
-    decoders: list[Any] = [module for module in model.modules() if hasattr(module, "sequence_sharding")]
+    decoders: list[Any] = [
+        module for module in model.modules() if hasattr(module, "sequence_sharding")
+    ]
     if not decoders:
         raise ValueError(f"{type(model).__name__} has no decoder that could share sequences")
     for decoder in decoders:
         config = decoder.config
         key_value_heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
-        raise_if_any(list(check_heads(config.num_attention_heads, key_value_heads, layout.sequence)))
+        raise_if_any(
+            list(check_heads(config.num_attention_heads, key_value_heads, layout.sequence))
+        )
     share = ShareTokens(RankGroup.of(layout, rank, timeout))
     for decoder in decoders:
         decoder.sequence_sharding = share
@@ -78,10 +84,14 @@ class UlyssesShards(GroupShards):
             copies = max(1, size // x.shape[1])  # several processes read one key/value head
             by_head.append(x.repeat_interleave(copies, dim=1) if copies > 1 else x)
         shapes = [(x.shape[1] // size, x.shape[3]) for x in by_head]
-        parts = [x_BXtC.unflatten(1, (size, -1)).permute(1, 0, 3, 2, 4).flatten(3) for x_BXtC in by_head]
+        parts = [
+            x_BXtC.unflatten(1, (size, -1)).permute(1, 0, 3, 2, 4).flatten(3) for x_BXtC in by_head
+        ]
         whole_BTC = self.join(self.group.swap(torch.cat(parts, dim=-1)), dim=1)
         pieces = whole_BTC.split([heads * width for heads, width in shapes], dim=-1)
-        return [x.unflatten(-1, shape).transpose(1, 2) for x, shape in zip(pieces, shapes, strict=True)]
+        return [
+            x.unflatten(-1, shape).transpose(1, 2) for x, shape in zip(pieces, shapes, strict=True)
+        ]
 
 
 def attend_over_heads(

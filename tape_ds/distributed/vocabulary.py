@@ -45,7 +45,9 @@ class VocabularyShard:
         """[..., v] -> [..., V]."""
         largest = max(self.sizes)
         parts = self.group.gather_alike(F.pad(own, (0, largest - own.shape[-1])))
-        return torch.cat([part[..., :size] for part, size in zip(parts, self.sizes, strict=True)], dim=-1)
+        return torch.cat(
+            [part[..., :size] for part, size in zip(parts, self.sizes, strict=True)], dim=-1
+        )
 
     def check(self, ids: Tensor, what: str, ignored: int | None = None) -> None:
         """Raise RuntimeError (on CUDA the device's assertion) for an id outside the whole vocabulary that is not
@@ -76,11 +78,15 @@ class VocabularyShard:
         """
         self.check(targets_N, "a target", ignored=ignore_index)
         wanted = tuple(torch.is_grad_enabled() and x.requires_grad for x in (hidden_ND, weight))
-        loss, others = _Loss.apply(hidden_ND, weight, targets_N, ignore_index, self, wanted, given_N, cap)
+        loss, others = _Loss.apply(
+            hidden_ND, weight, targets_N, ignore_index, self, wanted, given_N, cap
+        )
         return loss if given_N is None else torch.cat((loss[None], others))
 
     @torch.no_grad()
-    def separate_losses(self, hidden_ND: Tensor, weight: Tensor, targets_N: Tensor, *, ignore_index: int) -> Tensor:
+    def separate_losses(
+        self, hidden_ND: Tensor, weight: Tensor, targets_N: Tensor, *, ignore_index: int
+    ) -> Tensor:
         """Return the loss of each target in nats, 0 for ``ignore_index``; the same in every process."""
         self.check(targets_N, "a target", ignored=ignore_index)
         operand = weight.to(chunked.product_dtype(hidden_ND))
@@ -100,7 +106,9 @@ class VocabularyShard:
         mine_C1 = shifted_Cv.gather(-1, local_C[:, None]).masked_fill(absent_C[:, None], 0)
         p_Cv = shifted_Cv.exp_()
         total_C1, target_C1 = self.group.sum(torch.stack((p_Cv.sum(dim=-1, keepdim=True), mine_C1)))
-        return Normalised((total_C1.log() - target_C1)[:, 0], p_Cv.div_(total_C1), absent_C, local_C)
+        return Normalised(
+            (total_C1.log() - target_C1)[:, 0], p_Cv.div_(total_C1), absent_C, local_C
+        )
 
 
 class Normalised(NamedTuple):
@@ -138,8 +146,10 @@ class _Loss(torch.autograd.Function):
         d_hidden_ND = torch.zeros_like(hidden_ND) if for_hidden else None
         sum_vD: Tensor | None = None
         weight, ignored_N = weight_vD.to(dtype), targets_N == ignore_index
-        chunk = chunked.chunk_tokens(max(part.sizes))  # not of its own piece: all must exchange equally long chunks
-        blank = chunked.blank_chunks(ignored_N, chunk)  # the same in every process: they have the same sequences
+        # not of its own piece: all must exchange equally long chunks
+        chunk = chunked.chunk_tokens(max(part.sizes))
+        # the same in every process: they have the same sequences
+        blank = chunked.blank_chunks(ignored_N, chunk)
         with torch.autocast(hidden_ND.device.type, enabled=False):
             for at, skipped in zip(range(0, len(targets_N), chunk), blank, strict=False):
                 if skipped:
@@ -157,7 +167,9 @@ class _Loss(torch.autograd.Function):
                 if given_N is None:
                     loss += losses_C.sum()
                 else:
-                    weights_C = weights_of(given_N[rows], losses_C, cap).masked_fill(ignored_C1[:, 0], 0)
+                    weights_C = weights_of(given_N[rows], losses_C, cap).masked_fill(
+                        ignored_C1[:, 0], 0
+                    )
                     loss += (weights_C * losses_C).sum()
                     others += torch.stack((losses_C.sum(), weights_C.sum()))
                     slope_Cv.mul_(weights_C[:, None])

@@ -14,7 +14,16 @@ from tape_ds.encodings.options import ModelConfig, Options
 from tape_ds.encodings.registry import available, check_options, options, options_of, register
 from tape_ds.errors import Problem
 
-__all__ = ["ModelConfig", "Options", "available", "catalogue", "check_options", "options", "options_of", "register"]
+__all__ = [
+    "ModelConfig",
+    "Options",
+    "available",
+    "catalogue",
+    "check_options",
+    "options",
+    "options_of",
+    "register",
+]
 
 Config = TypeVar("Config", bound=ModelConfig)
 _LLAMA = ("rope", "yarn")
@@ -98,7 +107,9 @@ def with_yarn(config: Config) -> Config | None:
     if (config.rope_parameters or {}).get("rope_type") != "default":
         return None
     changed: Any = copy.deepcopy(config)
-    changed.position_encoding = "yarn" if config.position_encoding == "rope" else config.position_encoding
+    changed.position_encoding = (
+        "yarn" if config.position_encoding == "rope" else config.position_encoding
+    )
     window = config.max_position_embeddings
     own = {"rope_type": "yarn", "factor": 1.0, "original_max_position_embeddings": window}
     changed.rope_parameters = {**config.rope_parameters, **own}

@@ -40,7 +40,9 @@ class AbacusEncoding(base.PositionEncoding):
     def positions_for(self, positions_BT: Tensor, context: base.TokenContext) -> Tensor:
         """Return the inner encoding's places, followed by those within numbers."""
         if context.ids_BT is None:
-            raise ValueError("places within numbers follow from the tokens: give input_ids, not inputs_embeds")
+            raise ValueError(
+                "places within numbers follow from the tokens: give input_ids, not inputs_embeds"
+            )
         past_BSN = None
         if context.past_BSN is not None and self.inner.remembers:
             past_BSN = context.past_BSN[..., :-1]
@@ -54,9 +56,13 @@ class AbacusEncoding(base.PositionEncoding):
         documents_BS = None
         if context.documents_BS is not None:
             documents_BS = context.documents_BS[:, : digits_BS.shape[1]].long()
-        places_BT1 = context.of_this_call(places_in_numbers(digits_BS, documents_BS)[..., None], digits_BT.shape[1])
+        places_BT1 = context.of_this_call(
+            places_in_numbers(digits_BS, documents_BS)[..., None], digits_BT.shape[1]
+        )
         batch = max(len(inner_BTN), len(places_BT1))
-        return torch.cat((inner_BTN.expand(batch, -1, -1), places_BT1.expand(batch, -1, -1)), dim=-1)
+        return torch.cat(
+            (inner_BTN.expand(batch, -1, -1), places_BT1.expand(batch, -1, -1)), dim=-1
+        )
 
     def embed(self, x_BTD: Tensor, positions_BTN: Tensor) -> Tensor:
         """Return what the inner encoding makes of the embeddings, plus those of digits' places.
@@ -96,7 +102,9 @@ def places_in_numbers(digits_BS: Tensor, documents_BS: Tensor | None) -> Tensor:
     if documents_BS is not None:
         order_BS, begins = documents.together(documents_BS)
         digits_BS = digits_BS.gather(1, order_BS)
-    counted = torch.arange(1, digits_BS.shape[1] + 1, device=digits_BS.device).expand(digits_BS.shape)
+    counted = torch.arange(1, digits_BS.shape[1] + 1, device=digits_BS.device).expand(
+        digits_BS.shape
+    )
     # a number counts from the last token that is none of its digits
     before = torch.where(begins, counted - 1, 0)
     places = counted - torch.where(digits_BS, before, counted).cummax(1).values

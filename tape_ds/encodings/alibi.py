@@ -46,7 +46,9 @@ class AlibiLayer(base.PositionLayer):
         own = [self.steepness * slope for slope in slopes(config.num_attention_heads)]
         self.slopes = Constant(np.array(own, np.float32))
 
-    def score_bias(self, positions: base.Pair, carried: None, heads: slice = base.EVERY_HEAD) -> ScoreBias:
+    def score_bias(
+        self, positions: base.Pair, carried: None, heads: slice = base.EVERY_HEAD
+    ) -> ScoreBias:
         slopes_H = self.slopes.on(positions[0].device)[heads]
         heads_H = torch.arange(len(slopes_H), device=slopes_H.device)
 

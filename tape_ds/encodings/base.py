@@ -84,7 +84,9 @@ class TokenContext(NamedTuple):
             return whole_BSN
         if not isinstance(self.offset, Tensor):
             return whole_BSN[:, self.offset : self.offset + tokens]
-        return whole_BSN.index_select(1, torch.arange(tokens, device=whole_BSN.device) + self.offset)
+        return whole_BSN.index_select(
+            1, torch.arange(tokens, device=whole_BSN.device) + self.offset
+        )
 
 
 class PositionEncoding(nn.Module):
@@ -162,7 +164,12 @@ class PositionLayer(nn.Module):
         return None
 
     def rotate(
-        self, q_BHTK: Tensor, k_BGTK: Tensor, start: Tensor | None, state: Tensor | None, observed: Tensor | None = None
+        self,
+        q_BHTK: Tensor,
+        k_BGTK: Tensor,
+        start: Tensor | None,
+        state: Tensor | None,
+        observed: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return queries and keys as attention sees them, those of this process where sequences are shared; columns may
         be added to both, and never count in the scale. ``observed`` is what :meth:`observe` returned."""
@@ -204,7 +211,11 @@ class PositionLayer(nn.Module):
         return None
 
     def next_state(
-        self, start: Tensor | None, state: Tensor | None, attended_BHTC: Tensor | None, y_BTD: Tensor
+        self,
+        start: Tensor | None,
+        state: Tensor | None,
+        attended_BHTC: Tensor | None,
+        y_BTD: Tensor,
     ) -> Tensor | None:
         """Return the state as the next block reads it, from :meth:`carry`'s columns after attention and the MLP's
         output before it joins the residual stream."""

@@ -35,13 +35,23 @@ class BipeRopeEncoding(RopeEncoding):
     def positions_for(self, positions_BT: Tensor, context: base.TokenContext) -> Tensor:
         """Segments are counted within each document, through the cache."""
         if context.ids_BT is None:
-            raise ValueError("bilevel positions follow from the tokens: give input_ids, not inputs_embeds")
-        ends_BT1 = torch.isin(context.ids_BT, self.separators.on(context.ids_BT.device)).long()[..., None]
+            raise ValueError(
+                "bilevel positions follow from the tokens: give input_ids, not inputs_embeds"
+            )
+        ends_BT1 = torch.isin(context.ids_BT, self.separators.on(context.ids_BT.device)).long()[
+            ..., None
+        ]
         unknown_BT2 = ends_BT1.new_zeros(*ends_BT1.shape[:2], 2)
         ends_BS = context.whole(torch.cat((unknown_BT2, ends_BT1), dim=-1))[..., 2]
-        documents_BS = torch.zeros_like(ends_BS) if context.documents_BS is None else context.documents_BS.long()
+        documents_BS = (
+            torch.zeros_like(ends_BS)
+            if context.documents_BS is None
+            else context.documents_BS.long()
+        )
         segment_BS, intra_BS = count_segments(ends_BS, documents_BS[:, : ends_BS.shape[1]])
-        return context.of_this_call(torch.stack((segment_BS, intra_BS, ends_BS), dim=-1), context.ids_BT.shape[1])
+        return context.of_this_call(
+            torch.stack((segment_BS, intra_BS, ends_BS), dim=-1), context.ids_BT.shape[1]
+        )
 
     def embed(self, x_BTD: Tensor, positions_BTN: Tensor) -> Tensor:
         return x_BTD + self.intra(positions_BTN[..., 1]).to(x_BTD.dtype)

@@ -25,7 +25,12 @@ _ALIBI = "tape_ds.encodings.alibi.AlibiEncoding"
 
 
 register("rope", Options, _ROPE, _ROPE_LAYER)
-register("sincos", Options, "tape_ds.encodings.sincos.SincosEncoding", "tape_ds.encodings.base.PositionLayer")
+register(
+    "sincos",
+    Options,
+    "tape_ds.encodings.sincos.SincosEncoding",
+    "tape_ds.encodings.base.PositionLayer",
+)
 register("xpos", Options, "tape_ds.encodings.xpos.XposEncoding", "tape_ds.encodings.xpos.XposLayer")
 
 
@@ -45,13 +50,18 @@ class YarnOptions(Options):
         own = {"rope_type": "yarn", "factor": 1.0, "original_max_position_embeddings": window}
         return {**super().default_rope_parameters(window), **own}
 
-    def rope_parameters_at(self, rope_parameters: Mapping[str, Any], length: int) -> Mapping[str, Any]:
+    def rope_parameters_at(
+        self, rope_parameters: Mapping[str, Any], length: int
+    ) -> Mapping[str, Any]:
         return reaching(rope_parameters, length)
 
 
 def reaching(rope_parameters: Mapping[str, Any], length: int) -> Mapping[str, Any]:
     """Return YaRN's parameters with the factor that reaches ``length``, or the model's if that is larger."""
-    factor = max(float(rope_parameters["factor"]), length / rope_parameters["original_max_position_embeddings"])
+    factor = max(
+        float(rope_parameters["factor"]),
+        length / rope_parameters["original_max_position_embeddings"],
+    )
     return {**rope_parameters, "factor": factor}
 
 
@@ -80,7 +90,9 @@ class NopeOptions(Options):
             yield self.problem("nope_layers", "no layer of nope has positions", "remove it")
         for name in ("trained_length", "text_length"):
             if getattr(self, name) is not None and self.score_scale is None:
-                yield self.problem(name, "there is no score_scale", "give score_scale as well, or remove it")
+                yield self.problem(
+                    name, "there is no score_scale", "give score_scale as well, or remove it"
+                )
 
     def changes_at(self, length: int, window: int) -> dict[str, Any]:
         # a text_length that was chosen for longer texts stays
@@ -127,7 +139,10 @@ class BipeOptions(Options):
         if self.separators is None:
             # every token that spells a separator, with or without the mark of a word's beginning
             words = tokenizer.get_vocab().items()
-            spelled = {index: tokenizer.convert_tokens_to_string([word]).strip(" ") for word, index in words}
+            spelled = {
+                index: tokenizer.convert_tokens_to_string([word]).strip(" ")
+                for word, index in words
+            }
             if ids := sorted(index for index, text in spelled.items() if text in SEPARATORS):
                 found["separators"] = ids
         return found
@@ -187,7 +202,9 @@ class FireOptions(Options):
     biases_scores = True
 
 
-register("fire", FireOptions, "tape_ds.encodings.fire.FireEncoding", "tape_ds.encodings.fire.FireLayer")
+register(
+    "fire", FireOptions, "tape_ds.encodings.fire.FireEncoding", "tape_ds.encodings.fire.FireLayer"
+)
 
 
 @dataclass(frozen=True)
@@ -211,11 +228,18 @@ class PopeOptions(Options):
         if rope_type not in ("default", "linear"):
             # other scalings are defined on RoPE's pairs; linear divides positions
             wrong = "scales the frequencies of pairs of channels, and pope has one for each channel"
-            yield Problem("rope_parameters.rope_type", rope_type, wrong, "rope_parameters.rope_type: default, linear")
+            yield Problem(
+                "rope_parameters.rope_type",
+                rope_type,
+                wrong,
+                "rope_parameters.rope_type: default, linear",
+            )
         yield from super().problems_with(config)
 
 
-register("pope", PopeOptions, "tape_ds.encodings.pope.PopeEncoding", "tape_ds.encodings.pope.PopeLayer")
+register(
+    "pope", PopeOptions, "tape_ds.encodings.pope.PopeEncoding", "tape_ds.encodings.pope.PopeLayer"
+)
 
 
 @dataclass(frozen=True)
@@ -280,7 +304,9 @@ class RepoOptions(Options):
     """Inner width of the network; None: an eighth of the hidden size."""
 
     learns = True
-    no_dynamic_scaling = "dynamic scaling follows the length in tokens, these positions are predicted"
+    no_dynamic_scaling = (
+        "dynamic scaling follows the length in tokens, these positions are predicted"
+    )
 
     def first_predicted(self, layers: int) -> int:
         if self.start_layer is None:
@@ -298,9 +324,13 @@ class RepoOptions(Options):
     def problems_with(self, config: ModelConfig) -> Iterator[Problem]:
         layers = config.num_hidden_layers
         others = list(super().problems_with(config))
-        if not others and not any(map(self.has_positions, range(self.first_predicted(layers), layers))):
+        if not others and not any(
+            map(self.has_positions, range(self.first_predicted(layers), layers))
+        ):
             wrong = f"none of the {layers} layers would predict positions"
-            remedy = f"give 0 .. {layers - 1}; without predicted positions it is position_encoding: rope"
+            remedy = (
+                f"give 0 .. {layers - 1}; without predicted positions it is position_encoding: rope"
+            )
             yield self.problem("start_layer", wrong, remedy)
         if self.inner_width(config.hidden_size) < 1:
             wrong = f"an eighth of hidden_size = {config.hidden_size} is less than 1"
@@ -308,7 +338,9 @@ class RepoOptions(Options):
         yield from others
 
 
-register("repo", RepoOptions, "tape_ds.encodings.repo.RepoEncoding", "tape_ds.encodings.repo.RepoLayer")
+register(
+    "repo", RepoOptions, "tape_ds.encodings.repo.RepoEncoding", "tape_ds.encodings.repo.RepoLayer"
+)
 
 
 @dataclass(frozen=True)
@@ -375,29 +407,48 @@ class TapeOptions(Options):
         across_heads = self.form in ("tensorial", "separate")
         if self.start == "alibi":
             wrong = "start: alibi has neither pairs of cosines and sines nor channels in an order"
-            for name, plain in (("form", "tensorial"), ("state_norm", "none"), ("attention_norm", "none")):
+            for name, plain in (
+                ("form", "tensorial"),
+                ("state_norm", "none"),
+                ("attention_norm", "none"),
+            ):
                 if getattr(self, name) != plain:
                     yield self.problem(name, wrong, f"give {plain}, or start: rope")
-        if self.state_norm == "unit" and self.form == "tensorial" and self.feed_forward and not updates:
+        if (
+            self.state_norm == "unit"
+            and self.form == "tensorial"
+            and self.feed_forward
+            and not updates
+        ):
             # one factor for all channels
             wrong = "the feed-forward alone only lengthens or shortens a pair, which unit undoes"
             yield self.problem("state_norm", wrong, "give none, or an attention update")
         if self.attention_norm == "unit" and not updates:
-            yield self.problem("attention_norm", "there is no attention update", "give none, or an update")
+            yield self.problem(
+                "attention_norm", "there is no attention update", "give none, or an update"
+            )
         if self.attention_init == "identity" and not (updates and across_heads):
             wrong = "there is no attention update by a matrix across heads"
-            yield self.problem("attention_init", wrong, "give zero, or attention_update: mix with form: tensorial")
+            yield self.problem(
+                "attention_init", wrong, "give zero, or attention_update: mix with form: tensorial"
+            )
 
     def problems_with(self, config: ModelConfig) -> Iterator[Problem]:
         if self.start == "alibi" and config.head_dim % BUCKETS:
             wrong = f"the features of start: alibi need a multiple of {BUCKETS}"
-            yield Problem("head_dim", config.head_dim, wrong, "choose another head size, or start: rope")
+            yield Problem(
+                "head_dim", config.head_dim, wrong, "choose another head size, or start: rope"
+            )
         yield from super().problems_with(config)
 
-    def rope_parameters_at(self, rope_parameters: Mapping[str, Any], length: int) -> Mapping[str, Any]:
+    def rope_parameters_at(
+        self, rope_parameters: Mapping[str, Any], length: int
+    ) -> Mapping[str, Any]:
         # At a factor of 1 the model was trained on plain RoPE, and is used as ``yarn`` is; any other factor is that of
         # its extension, and stays.
-        is_plain_yarn = "yarn" in str(rope_parameters.get("rope_type")) and rope_parameters.get("factor") == 1
+        is_plain_yarn = (
+            "yarn" in str(rope_parameters.get("rope_type")) and rope_parameters.get("factor") == 1
+        )
         if is_plain_yarn:
             return reaching(rope_parameters, length)
         return rope_parameters
@@ -405,7 +456,14 @@ class TapeOptions(Options):
     def without_updates(self) -> dict[str, Any] | None:
         if not self.learns:
             return None
-        return {"attention_update": "off", "feed_forward": False, "attention_norm": "none", "attention_init": "zero"}
+        return {
+            "attention_update": "off",
+            "feed_forward": False,
+            "attention_norm": "none",
+            "attention_init": "zero",
+        }
 
 
-register("tape", TapeOptions, "tape_ds.encodings.tape.TapeEncoding", "tape_ds.encodings.tape.TapeLayer")
+register(
+    "tape", TapeOptions, "tape_ds.encodings.tape.TapeEncoding", "tape_ds.encodings.tape.TapeLayer"
+)

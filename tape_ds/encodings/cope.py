@@ -34,7 +34,9 @@ class CopeLayer(base.PositionLayer):
         self.places = Places(options.positions, config.head_dim, zero_init=True)
         self.heads = config.num_attention_heads
 
-    def score_bias(self, positions: None, carried: None, heads: slice = base.EVERY_HEAD) -> ContentBias:
+    def score_bias(
+        self, positions: None, carried: None, heads: slice = base.EVERY_HEAD
+    ) -> ContentBias:
         """Products with all rows of e are computed once a query, and then looked up: no [t, s, K] tensor."""
         e_PK = self.places()
         last = len(e_PK) - 1
@@ -45,7 +47,10 @@ class CopeLayer(base.PositionLayer):
             # from the query backwards, so that what is near is a sum of few numbers
             place_BHts = gates_BHts.flip(-1).cumsum(-1).flip(-1).clamp(max=last)
             products_BHtP = q_BHtK.to(scores_BHts.dtype) @ e_PK.T.to(scores_BHts.dtype) * scale
-            below, above = (products_BHtP.gather(-1, near.long()) for near in (place_BHts.floor(), place_BHts.ceil()))
+            below, above = (
+                products_BHtP.gather(-1, near.long())
+                for near in (place_BHts.floor(), place_BHts.ceil())
+            )
             return torch.lerp(below, above, place_BHts.frac())
 
         return ContentBias(block)

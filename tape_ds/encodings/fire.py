@@ -63,7 +63,9 @@ class FireLayer(base.PositionLayer):
         super().__init__()
         self.network = FireNetwork(options, config.num_attention_heads)
 
-    def score_bias(self, positions: base.Pair, carried: None, heads: slice = base.EVERY_HEAD) -> ScoreBias:
+    def score_bias(
+        self, positions: base.Pair, carried: None, heads: slice = base.EVERY_HEAD
+    ) -> ScoreBias:
         c, threshold, weight_in_J, bias_in_J, weight_out_HJ, bias_out_H = self.network()
         weight_out_HJ = weight_out_HJ[heads]
         bias_out_H = bias_out_H[heads]
@@ -72,20 +74,29 @@ class FireLayer(base.PositionLayer):
             distance = (query - key).abs().to(c.dtype)
             place = query.to(c.dtype)
             far = torch.maximum(place, threshold[0])
-            return torch.log((c[0] * distance).abs() + 1) / (torch.log((c[0] * far).abs() + 1) + EPSILON)
+            return torch.log((c[0] * distance).abs() + 1) / (
+                torch.log((c[0] * far).abs() + 1) + EPSILON
+            )
 
         def element(query: Tensor, key: Tensor, head: Tensor) -> Tensor:
             x = normalised(query, key)
             out = bias_out_H[head]
             for unit in range(len(weight_in_J)):
-                out = out + weight_out_HJ[head, unit] * torch.relu(weight_in_J[unit] * x + bias_in_J[unit])
+                out = out + weight_out_HJ[head, unit] * torch.relu(
+                    weight_in_J[unit] * x + bias_in_J[unit]
+                )
             return out
 
         def block(queries: Tensor, keys: Tensor) -> Tensor:
-            x_BtsJ = torch.relu(normalised(queries, keys.transpose(-1, -2))[:, 0, ..., None] * weight_in_J + bias_in_J)
+            x_BtsJ = torch.relu(
+                normalised(queries, keys.transpose(-1, -2))[:, 0, ..., None] * weight_in_J
+                + bias_in_J
+            )
             return (x_BtsJ @ weight_out_HJ.T + bias_out_H).permute(0, 3, 1, 2)
 
-        return ScoreBias(*base.marks(positions), block, element, learned=True, inner=len(weight_in_J))
+        return ScoreBias(
+            *base.marks(positions), block, element, learned=True, inner=len(weight_in_J)
+        )
 
     def multiplications_per_token(self, keys: float) -> float:
         return keys * (self.network.weight_in.numel() + self.network.weight_out.numel())

@@ -63,7 +63,12 @@ class FoxLayer(base.PositionLayer):
         return F.logsigmoid(upcast(self.gates(x_BTD, heads))).transpose(1, 2)
 
     def rotate(
-        self, q_BHTK: Tensor, k_BGTK: Tensor, start: None, state: None, observed: Tensor | None = None
+        self,
+        q_BHTK: Tensor,
+        k_BGTK: Tensor,
+        start: None,
+        state: None,
+        observed: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Add columns: each query reads those of its head, each key holds ``log f`` of the heads of its group."""
         assert observed is not None
@@ -81,10 +86,16 @@ class FoxLayer(base.PositionLayer):
         return torch.cat((super().scaled(q_BHTK, factors_B1T1), reads_BHTE), dim=-1)
 
     def accumulate(
-        self, k_BGTX: Tensor, past_keys: base.PastKeys, documents_BS: Tensor | None, offset: int | Tensor
+        self,
+        k_BGTX: Tensor,
+        past_keys: base.PastKeys,
+        documents_BS: Tensor | None,
+        offset: int | Tensor,
     ) -> Tensor:
         """Put the sums of ``-log f`` over the document in place of ``log f``."""
-        k_BGTK, columns_BGTE = k_BGTX.split((self.head_dim, k_BGTX.shape[-1] - self.head_dim), dim=-1)
+        k_BGTK, columns_BGTE = k_BGTX.split(
+            (self.head_dim, k_BGTX.shape[-1] - self.head_dim), dim=-1
+        )
         numbers_BGRT = self._numbers(columns_BGTE)
         tokens = k_BGTX.shape[2]
         device = k_BGTX.device
@@ -101,11 +112,15 @@ class FoxLayer(base.PositionLayer):
             else:
                 last_BT, known_BT = last_cached(documents_BS, offset, tokens)
             past_BGSE = past_BGSX[..., self.head_dim : k_BGTX.shape[-1]]
-            last_BGTE = last_BT[:, None, :, None].expand(*past_BGSE.shape[:2], -1, past_BGSE.shape[-1])
+            last_BGTE = last_BT[:, None, :, None].expand(
+                *past_BGSE.shape[:2], -1, past_BGSE.shape[-1]
+            )
             before_BGRT = self._numbers(past_BGSE.gather(2, last_BGTE))
             sums_BGRT = sums_BGRT + before_BGRT.masked_fill(~known_BT[:, None, None], 0)
         elif not isinstance(offset, Tensor) and offset:
-            raise ValueError("this cache does not keep keys as they are, and sums of gates are among them: use another")
+            raise ValueError(
+                "this cache does not keep keys as they are, and sums of gates are among them: use another"
+            )
         return torch.cat((k_BGTK, self._columns(sums_BGRT.transpose(2, 3), k_BGTX.dtype)), dim=-1)
 
     def _columns(self, numbers_BGTR: Tensor, dtype: torch.dtype) -> Tensor:

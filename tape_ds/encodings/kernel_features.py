@@ -29,7 +29,9 @@ def draw_grids(columns: int, training: bool) -> Tensor:
     if not training:
         generator = torch.Generator().manual_seed(EVALUATION_SEED)
     count = columns // BUCKETS
-    uniform = torch.rand(4, count, dtype=torch.float64, generator=generator, device="cpu").clamp(1e-12, 1 - 1e-12)
+    uniform = torch.rand(4, count, dtype=torch.float64, generator=generator, device="cpu").clamp(
+        1e-12, 1 - 1e-12
+    )
     # the sum of two exponentials is Gamma(2, 1)
     width = -(uniform[0].log() + uniform[1].log())
     return torch.stack((width, uniform[2], (uniform[3] * 2**20).floor()))
@@ -38,7 +40,10 @@ def draw_grids(columns: int, training: bool) -> Tensor:
 def features(positions_BT: Tensor, slopes_G: Tensor, grids_3P: Tensor) -> Tensor:
     """fp32 [B, G, T, C]: one entry of +-1/sqrt(P) in each grid's four columns."""
     width_P, offset_P, salt_P = grids_3P.to(positions_BT.device)
-    places_BGTP = positions_BT.double()[:, None, :, None] * slopes_G.double()[:, None, None] / width_P + offset_P
+    places_BGTP = (
+        positions_BT.double()[:, None, :, None] * slopes_G.double()[:, None, None] / width_P
+        + offset_P
+    )
     hashed = (places_BGTP.floor().long() * _PRIMES[0] + salt_P.long() * _PRIMES[1]) % _PRIMES[2]
     hashed = (hashed * (hashed % 1_021 + 1)) % _PRIMES[2]
     bucket = hashed % BUCKETS

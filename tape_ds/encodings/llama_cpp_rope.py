@@ -45,7 +45,11 @@ def refusals(parameters: Parameters, architecture: str) -> Iterator[tuple[str, A
     if kind not in ("default", "ntk", "linear", "yarn", "llama3"):
         yield "rope_type", kind, "llama.cpp has no such scaling for this model"
     elif kind == "llama3" and architecture != LLAMA:
-        yield "rope_type", kind, f"llama.cpp applies rope_freqs.weight to a Llama alone, and this is {architecture}"
+        yield (
+            "rope_type",
+            kind,
+            f"llama.cpp applies rope_freqs.weight to a Llama alone, and this is {architecture}",
+        )
     if kind != "yarn":
         return
     if parameters.get("truncate") is False:
@@ -80,7 +84,9 @@ def to_keys(parameters: Parameters, head_size: int) -> Keys:
     return Keys(values)
 
 
-def to_parameters(keys: Keys, head_size: int, length: int | None) -> tuple[dict[str, Any], list[str]]:
+def to_parameters(
+    keys: Keys, head_size: int, length: int | None
+) -> tuple[dict[str, Any], list[str]]:
     """Return complete ``rope_parameters`` of a file, and notes on keys that change nothing.
 
     Args:
@@ -92,7 +98,11 @@ def to_parameters(keys: Keys, head_size: int, length: int | None) -> tuple[dict[
     """
     theta = float(keys.values.get("freq_base") or THETA)
     plain = {"rope_type": "default", "rope_theta": theta}
-    stated = {name.removeprefix("scaling."): value for name, value in keys.values.items() if _is_scaling(name)}
+    stated = {
+        name.removeprefix("scaling."): value
+        for name, value in keys.values.items()
+        if _is_scaling(name)
+    }
     kind = stated.pop("type", "linear")
     old_factor = stated.pop("scale_linear", None)  # in the first files
     factor = float(stated.pop("factor", None) or old_factor or 1.0)
@@ -100,7 +110,9 @@ def to_parameters(keys: Keys, head_size: int, length: int | None) -> tuple[dict[
     notes, yarn = _sort_out(stated)
 
     if kind == "longrope":
-        raise ValueError("its RoPE scaling is longrope, whose factors are not read from a GGUF file")
+        raise ValueError(
+            "its RoPE scaling is longrope, whose factors are not read from a GGUF file"
+        )
     if kind not in ("none", "linear", "yarn"):
         raise ValueError(f"its RoPE scaling {kind!r} is unknown")
     if keys.divisors is not None and not np.allclose(keys.divisors, 1, rtol=_SAME):
@@ -114,7 +126,9 @@ def to_parameters(keys: Keys, head_size: int, length: int | None) -> tuple[dict[
     attention = yarn.get("yarn_attn_factor")
     if "attn_factor" in yarn:
         if attention is not None:
-            notes.append(f"yarn_attn_factor = {attention:g} is not read: attn_factor says what llama.cpp computes")
+            notes.append(
+                f"yarn_attn_factor = {attention:g} is not read: attn_factor says what llama.cpp computes"
+            )
         attention = yarn["attn_factor"] * scaling.yarn_attention(factor)
     if kind != "yarn" or (factor == 1 and attention in (None, 1.0)):
         return plain, notes
@@ -123,7 +137,9 @@ def to_parameters(keys: Keys, head_size: int, length: int | None) -> tuple[dict[
     if window is not None:
         parameters[WINDOW] = int(window)
     # fp32 keeps seven digits
-    if attention is not None and not math.isclose(attention, scaling.yarn_attention(factor), rel_tol=1e-6):
+    if attention is not None and not math.isclose(
+        attention, scaling.yarn_attention(factor), rel_tol=1e-6
+    ):
         parameters["attention_factor"] = float(f"{attention:.7g}")
     for name in scaling.BETAS:
         if f"yarn_{name}" in yarn:
@@ -150,7 +166,9 @@ def _sort_out(stated: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
     return notes, yarn
 
 
-def llama3(divisors: np.ndarray, theta: float, window: float | None, length: int | None) -> dict[str, Any]:
+def llama3(
+    divisors: np.ndarray, theta: float, window: float | None, length: int | None
+) -> dict[str, Any]:
     """Return the ``rope_parameters`` of type ``llama3`` whose frequencies have these divisors [head_size / 2].
 
     They tell factor and window where the bounds are Llama 3's; with the window, the bounds as well.
@@ -199,22 +217,37 @@ def _candidates(
         slope, start = np.polyfit(turns[partly], shares[partly], 1)
         whole = _rounded(4 / (3 * start + 1)) if start > -1 / 3 else 0.0
         if whole > 1:
-            yield {"factor": whole, WINDOW: _whole(window or 3 * slope / (1 - 1 / whole)), **_PUBLISHED}
+            yield {
+                "factor": whole,
+                WINDOW: _whole(window or 3 * slope / (1 - 1 / whole)),
+                **_PUBLISHED,
+            }
     # it has many factors, each with its window, and the same frequencies
     if partly.sum() == 1:
         share = float(shares[partly][0])
         turn = float(turns[partly][0])
         part = (window * turn - low) / (high - low) if window else 0.0
         if window and 0 < part < share:
-            yield {"factor": _rounded((1 - part) / (share - part)), WINDOW: _whole(window), **_PUBLISHED}
+            yield {
+                "factor": _rounded((1 - part) / (share - part)),
+                WINDOW: _whole(window),
+                **_PUBLISHED,
+            }
         for each in _FACTORS:
             part = (share - 1 / each) / (1 - 1 / each)
             if part > 0:
-                yield {"factor": each, WINDOW: _whole((part * (high - low) + low) / turn), **_PUBLISHED}
+                yield {
+                    "factor": each,
+                    WINDOW: _whole((part * (high - low) + low) / turn),
+                    **_PUBLISHED,
+                }
     if window and blended.sum() >= 2:
         slope, start = np.polyfit(turns[blended], kept[blended], 1)
         width = window / slope
-        bounds = {"low_freq_factor": _rounded(-start * width), "high_freq_factor": _rounded((1 - start) * width)}
+        bounds = {
+            "low_freq_factor": _rounded(-start * width),
+            "high_freq_factor": _rounded((1 - start) * width),
+        }
         yield {"factor": factor, WINDOW: _whole(window), **bounds}
 
 

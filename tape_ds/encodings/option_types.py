@@ -21,7 +21,8 @@ class _Options(Section):
 def _section(options: Any) -> type[_Options]:
     hints = get_type_hints(options)
     members: dict[str, Any] = {
-        each.name: (hints[each.name], Field(each.default, **each.metadata)) for each in dataclasses.fields(options)
+        each.name: (hints[each.name], Field(each.default, **each.metadata))
+        for each in dataclasses.fields(options)
     }
     return create_model(options.__name__, __base__=_Options, **members)
 

@@ -12,7 +12,11 @@ from typing import Any, Literal, Protocol
 from tape_ds.errors import Problem
 
 DIGITS = "0123456789"
-WITHOUT_LOG_SCALE: Mapping[str, Any] = {"log_scale": "none", "log_scale_from": None, "log_scale_by": "keys"}
+WITHOUT_LOG_SCALE: Mapping[str, Any] = {
+    "log_scale": "none",
+    "log_scale_from": None,
+    "log_scale_by": "keys",
+}
 
 
 class ModelConfig(Protocol):
@@ -99,22 +103,36 @@ class Options:
         if self.random_shift and self.no_random_shift:
             yield self.problem("random_shift", self.no_random_shift, "remove it")
         for each in fields(self):
-            if not self.abacus and each.name.startswith("abacus_") and getattr(self, each.name) != each.default:
-                yield self.problem(each.name, "an option of abacus, which is off", "add abacus: true, or remove it")
+            if (
+                not self.abacus
+                and each.name.startswith("abacus_")
+                and getattr(self, each.name) != each.default
+            ):
+                yield self.problem(
+                    each.name, "an option of abacus, which is off", "add abacus: true, or remove it"
+                )
         if self.abacus and self.abacus_shift >= self.abacus_places:
-            wrong = f"some offsets leave no place of the {self.abacus_places} that have an embedding"
+            wrong = (
+                f"some offsets leave no place of the {self.abacus_places} that have an embedding"
+            )
             yield self.problem("abacus_shift", wrong, "give less, or more abacus_places")
         if self.log_scale == "nope_layers" and not self.nope_layers:
-            yield self.problem("log_scale", "there are no such layers", "add nope_layers, or give log_scale: all")
+            yield self.problem(
+                "log_scale", "there are no such layers", "add nope_layers, or give log_scale: all"
+            )
         for each in fields(self):
             is_own = each.name.startswith("log_scale_")
             if is_own and self.log_scale == "none" and getattr(self, each.name) != each.default:
                 yield self.problem(
-                    each.name, "an option of log_scale, which is none", "add log_scale: all, or remove it"
+                    each.name,
+                    "an option of log_scale, which is none",
+                    "add log_scale: all, or remove it",
                 )
         if self.log_scale_by == "positions" and (self.reads_tokens or not self.reads_positions):
             wrong = "this encoding reads no position ids, and would depend on them"
-            yield self.problem("log_scale_by", wrong, "remove it (keys are counted then), or give another encoding")
+            yield self.problem(
+                "log_scale_by", wrong, "remove it (keys are counted then), or give another encoding"
+            )
 
     def problems_with(self, config: ModelConfig) -> Iterator[Problem]:
         """Yield what does not fit the model."""
@@ -146,7 +164,9 @@ class Options:
         if not ids:
             yield self.problem(name, "not known", remedy)
         elif min(ids) < 0 or max(ids) >= vocabulary:
-            yield self.problem(name, f"beyond the vocabulary of {vocabulary}", "give ids of this model")
+            yield self.problem(
+                name, f"beyond the vocabulary of {vocabulary}", "give ids of this model"
+            )
 
     def has_positions(self, layer: int) -> bool:
         if isinstance(self.nope_layers, list):
@@ -175,7 +195,9 @@ class Options:
         for begin, end in zip(begins, [*begins[1:], layers], strict=True):
             # counted, not listed: a mistyped number of layers may be in the billions
             if count := placed_before(end) - placed_before(begin):
-                found[next(layer for layer in range(begin, end) if self.has_positions(layer))] = count
+                found[next(layer for layer in range(begin, end) if self.has_positions(layer))] = (
+                    count
+                )
         return found
 
     def is_alone(self) -> bool:
@@ -197,7 +219,9 @@ class Options:
     def default_rope_parameters(self, window: int) -> dict[str, Any]:
         return {"rope_type": "default", "rope_theta": 10_000.0}
 
-    def rope_parameters_at(self, rope_parameters: Mapping[str, Any], length: int) -> Mapping[str, Any]:
+    def rope_parameters_at(
+        self, rope_parameters: Mapping[str, Any], length: int
+    ) -> Mapping[str, Any]:
         return rope_parameters
 
     def changes_at(self, length: int, window: int) -> dict[str, Any]:

@@ -85,7 +85,12 @@ class PopeLayer(base.PositionLayer):
         return self.phases(base.groups_read(heads, self.heads, self.groups))
 
     def rotate(
-        self, q_BHTK: Tensor, k_BGTK: Tensor, start: Tensor, state: None, observed: Tensor | None = None
+        self,
+        q_BHTK: Tensor,
+        k_BGTK: Tensor,
+        start: Tensor,
+        state: None,
+        observed: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return both with 2 K columns; a backward computes what is in between again, fp32 and several times as much,
         from queries and keys as they were."""
@@ -106,4 +111,6 @@ def polar(x_BHTK: Tensor, angles_B1TK: Tensor, delta_H1K: Tensor | None) -> Tens
     phases = angles_B1TK.to(mu_BHTK.dtype)
     if delta_H1K is not None:
         phases = phases + delta_H1K
-    return torch.cat([(mu_BHTK * part).to(x_BHTK.dtype) for part in (phases.cos(), phases.sin())], dim=-1)
+    return torch.cat(
+        [(mu_BHTK * part).to(x_BHTK.dtype) for part in (phases.cos(), phases.sin())], dim=-1
+    )

@@ -14,12 +14,21 @@ from tape_ds.encodings.scaling import WINDOW, Parameters
 OURS = (None, "llama", "mistral", "qwen2", "qwen3", "tape", "baichuan")
 """Model types whose angles this project computes, so that everything about their RoPE must be understood here."""
 _KEYS = {"rope_theta", "rope_scaling", "rope_parameters"}
-_FACTORS = ("alpha", "attention_factor", "attn_factor", "mscale", "mscale_all_dim", "partial_rotary_factor")
+_FACTORS = (
+    "alpha",
+    "attention_factor",
+    "attn_factor",
+    "mscale",
+    "mscale_all_dim",
+    "partial_rotary_factor",
+)
 """Parameters from which a base, YaRN's factor on attention or the rotated share of a head follows."""
 _ABOUT_ROPE = re.compile("(^|_)(rope|rotary)(_|$)")
 
 
-def unreadable(config: Mapping[str, Any], stated: Any, length: int | None) -> Iterator[tuple[str, str]]:
+def unreadable(
+    config: Mapping[str, Any], stated: Any, length: int | None
+) -> Iterator[tuple[str, str]]:
     """Yield what of a ``config.json`` cannot be read as one RoPE, each with its remedy; ``stated`` is the form that
     counts, ``length`` the native one, None if there is none."""
     if length is None:
@@ -30,7 +39,10 @@ def unreadable(config: Mapping[str, Any], stated: Any, length: int | None) -> It
             'write one: {"rope_type": ..., "factor": ...}',
         )
     elif any(isinstance(value, Mapping) for value in stated.values()):
-        yield "its config.json has a RoPE for each kind of layer", "give a model with one RoPE for all layers"
+        yield (
+            "its config.json has a RoPE for each kind of layer",
+            "give a model with one RoPE for all layers",
+        )
     else:
         yield from _without_meaning(stated)
 
@@ -42,7 +54,9 @@ def unreadable(config: Mapping[str, Any], stated: Any, length: int | None) -> It
         for key, value in form.items():
             if isinstance(value, (int, float, str)):
                 readings.setdefault("rope_type" if key == "type" else key, []).append(value)
-    twice = [key for key, values in readings.items() if len(set(values)) > 1 or len(values) < len(forms)]
+    twice = [
+        key for key, values in readings.items() if len(set(values)) > 1 or len(values) < len(forms)
+    ]
     if twice:
         wrong = f"its config.json has two readings of {', '.join(sorted(twice))}"
         yield wrong, "keep what the weights were trained with"
@@ -66,7 +80,11 @@ def _without_meaning(stated: Parameters) -> Iterator[tuple[str, str]]:
     """Yield what no class can compute with: a type that is null among other parameters, and factors that are no
     numbers."""
     types = [stated[key] for key in ("rope_type", "type") if key in stated]
-    if types and types == [None] * len(types) and any(value is not None for value in stated.values()):
+    if (
+        types
+        and types == [None] * len(types)
+        and any(value is not None for value in stated.values())
+    ):
         wrong = "its config.json has a rope_type that is null beside other parameters of RoPE"
         yield wrong, "write the rope_type that the weights were trained with"
     for kind in types:
@@ -110,7 +128,9 @@ def two_factors(given: Mapping[str, Any], place: str) -> tuple[str, str]:
     return wrong, f"{remedy}, or {plain:.10g} as transformers does"
 
 
-def wrong_parameters(parameters: Parameters, head_size: int, kept: Collection[str]) -> Iterator[tuple[str, str, str]]:
+def wrong_parameters(
+    parameters: Parameters, head_size: int, kept: Collection[str]
+) -> Iterator[tuple[str, str, str]]:
     """Yield the name of each wrong parameter of a base, what is wrong and a remedy; ``kept``: further types."""
     rope_type = parameters["rope_type"]
     for each in scaling.check(parameters):
@@ -131,4 +151,6 @@ def _of_unknown(key: str, value: Any, parameters: Parameters, head_size: int) ->
         made = f'"rope_theta": {base:.10g} with "rope_type": "default"'
         return f"if the weights were trained with the base that alpha makes (theta x alpha^(d / (d - 2))), write {made}"
     terms = ", ".join(sorted(scaling.named(rope_type))) or "rope_theta"
-    return f"write the scaling that the weights were trained with in the terms of {rope_type}: {terms}"
+    return (
+        f"write the scaling that the weights were trained with in the terms of {rope_type}: {terms}"
+    )

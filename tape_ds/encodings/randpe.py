@@ -45,4 +45,6 @@ class RandpeEncoding(RopeEncoding):
             draw = self.fixed_draw.on(positions_BT.device)
         inside_BT = draw[positions_BT.clamp(max=len(draw) - 1)]
         beyond_BT = self.max_range + positions_BT - len(draw)
-        return super().positions_for(torch.where(positions_BT < len(draw), inside_BT, beyond_BT), context)
+        return super().positions_for(
+            torch.where(positions_BT < len(draw), inside_BT, beyond_BT), context
+        )

@@ -28,7 +28,10 @@ _ENTRIES: dict[str, EncodingEntry] = {}
 
 
 def register(
-    name: str, options: type[Options], encoding: str | type[PositionEncoding], layer: str | type[PositionLayer]
+    name: str,
+    options: type[Options],
+    encoding: str | type[PositionEncoding],
+    layer: str | type[PositionLayer],
 ) -> None:
     """Add an encoding, ours or another package's.
 
@@ -54,7 +57,9 @@ def entry_of(name: str) -> EncodingEntry:
 
 def check_options(name: str, given: Mapping[str, Any]) -> list[Problem]:
     if name not in _ENTRIES:
-        return [Problem("position_encoding", name, "unknown encoding", did_you_mean(name, _ENTRIES))]
+        return [
+            Problem("position_encoding", name, "unknown encoding", did_you_mean(name, _ENTRIES))
+        ]
     kind = _ENTRIES[name].options
     return option_types.problems(name, kind, given) or list(kind(**given).problems())
 
@@ -70,7 +75,9 @@ def options(config: ModelConfig) -> Options:
 
 def build(config: ModelConfig) -> PositionEncoding:
     chosen = options(config)
-    encoding: PositionEncoding = imported(_ENTRIES[config.position_encoding].encoding)(config, chosen)
+    encoding: PositionEncoding = imported(_ENTRIES[config.position_encoding].encoding)(
+        config, chosen
+    )
     if chosen.abacus:
         encoding = imported("tape_ds.encodings.abacus.AbacusEncoding")(config, chosen, encoding)
     # the same text further on has other scores
@@ -83,9 +90,15 @@ def build_layer(config: ModelConfig, layer_idx: int) -> PositionLayer:
     """Return the part of the encoding for one block; without positions there, one that does nothing."""
     chosen = options(config)
     placed = chosen.has_positions(layer_idx)
-    named = _ENTRIES[config.position_encoding].layer if placed else "tape_ds.encodings.base.PositionLayer"
+    named = (
+        _ENTRIES[config.position_encoding].layer
+        if placed
+        else "tape_ds.encodings.base.PositionLayer"
+    )
     layer: PositionLayer = imported(named)(config, chosen, layer_idx)
-    layer.log_scaled = chosen.log_scale == "all" or (chosen.log_scale == "nope_layers" and not placed)
+    layer.log_scaled = chosen.log_scale == "all" or (
+        chosen.log_scale == "nope_layers" and not placed
+    )
     return layer
 
 

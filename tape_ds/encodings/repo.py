@@ -69,7 +69,9 @@ class RepoLayer(RopeLayer):
         self.groups = config.num_key_value_heads
         self.predictor = None
         if layer_idx >= options.first_predicted(config.num_hidden_layers):
-            self.predictor = Predictor(config.hidden_size, options.inner_width(config.hidden_size), self.groups)
+            self.predictor = Predictor(
+                config.hidden_size, options.inner_width(config.hidden_size), self.groups
+            )
             self.frequencies = Frequencies(config.rope_parameters, config.head_dim)
             self.keeps_unrotated = True
 
@@ -78,18 +80,31 @@ class RepoLayer(RopeLayer):
         predicted."""
         if self.predictor is None:
             return None
-        return self.predictor(x_BTD, base.groups_read(heads, self.heads, self.groups)).transpose(1, 2)
+        return self.predictor(x_BTD, base.groups_read(heads, self.heads, self.groups)).transpose(
+            1, 2
+        )
 
     def rotate(
-        self, q_BHTK: Tensor, k_BGTK: Tensor, start: Tensor | None, state: None, observed: Tensor | None = None
+        self,
+        q_BHTK: Tensor,
+        k_BGTK: Tensor,
+        start: Tensor | None,
+        state: None,
+        observed: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         if observed is None:
             assert start is not None
             return super().rotate(q_BHTK, k_BGTK, start, state)
         # Angles and tables are fp32, of each head and layer: a backward computes them again from the positions.
         again: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
-        turns = (observed, self.frequencies.on(observed.device).to(observed.dtype), self.frequencies.factor)
-        return checkpoint(turned, q_BHTK, *turns, **again), checkpoint(turned, k_BGTK, *turns, **again)
+        turns = (
+            observed,
+            self.frequencies.on(observed.device).to(observed.dtype),
+            self.frequencies.factor,
+        )
+        return checkpoint(turned, q_BHTK, *turns, **again), checkpoint(
+            turned, k_BGTK, *turns, **again
+        )
 
     def multiplications_per_token(self, keys: float) -> float:
         if self.predictor is None:

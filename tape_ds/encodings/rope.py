@@ -56,7 +56,9 @@ class RopeEncoding(base.PositionEncoding):
         ends_BT1 = places_BT1
         if context.documents_BS is not None:
             documents_BT = context.documents_BS[:, : places_BT1.shape[1]]
-            ends_BT1 = places_BT1.expand(len(documents_BT), -1, -1).masked_fill(documents_BT[..., None] < 0, 0)
+            ends_BT1 = places_BT1.expand(len(documents_BT), -1, -1).masked_fill(
+                documents_BT[..., None] < 0, 0
+            )
         length_B11 = ends_BT1.amax(dim=1, keepdim=True) + 1
         # at a tensor offset the cache may still be empty, its lengths 0
         if context.past_BSN is not None:
@@ -69,7 +71,9 @@ class RopeEncoding(base.PositionEncoding):
     def start(self, positions_BTN: Tensor) -> Tensor:
         """fp32 [B, 1, T, K]: cosines in the first K/2 columns, sines in the last; angles in fp64, rounded once."""
         if self.dynamic:
-            frequencies = dynamic_frequencies(self.rope_parameters, self.head_dim, positions_BTN[..., 1])
+            frequencies = dynamic_frequencies(
+                self.rope_parameters, self.head_dim, positions_BTN[..., 1]
+            )
             factor = 1.0
         else:
             frequencies = self.frequencies.on(positions_BTN.device)

@@ -28,7 +28,15 @@ _TYPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "llama3": (("factor", WINDOW, "low_freq_factor", "high_freq_factor"), ()),
 }
 """Parameters of each ``rope_type`` that it needs, and those that it may have."""
-STANDARD = ("factor", WINDOW, *_YARN, "mscale", "mscale_all_dim", "low_freq_factor", "high_freq_factor")
+STANDARD = (
+    "factor",
+    WINDOW,
+    *_YARN,
+    "mscale",
+    "mscale_all_dim",
+    "low_freq_factor",
+    "high_freq_factor",
+)
 """Parameters that transformers has for some type of a Llama: it passes over those of another type."""
 _LLAMA = ("default", "linear", "yarn", "llama3")
 BETAS = {"beta_fast": 32, "beta_slow": 1}
@@ -115,7 +123,9 @@ def ntk_base(parameters: Parameters, head_size: int) -> float:
 def same(one: Parameters, other: Parameters, head_size: int) -> bool:
     if is_dynamic(one) or is_dynamic(other) or dict(one) == dict(other):
         return dict(one) == dict(other)
-    (mine, my_factor), (theirs, their_factor) = (frequencies(each, head_size) for each in (one, other))
+    (mine, my_factor), (theirs, their_factor) = (
+        frequencies(each, head_size) for each in (one, other)
+    )
     return my_factor == their_factor and np.array_equal(mine, theirs)
 
 
@@ -173,13 +183,19 @@ def check(parameters: Parameters) -> list[Problem]:
     """Return what is wrong with ``rope_parameters``: an unknown type or key, a missing or impossible value."""
     name = parameters.get("rope_type", "default")
     if not isinstance(name, str) or name not in _TYPES:
-        return [Problem("rope_parameters.rope_type", name, "unknown", did_you_mean(str(name), _TYPES))]
+        return [
+            Problem("rope_parameters.rope_type", name, "unknown", did_you_mean(str(name), _TYPES))
+        ]
     problems = []
     required = _TYPES[name][0]
     known = {"rope_type", "rope_theta", *named(name)}
     for key in required:
         if parameters.get(key) is None:
-            problems.append(Problem(f"rope_parameters.{key}", None, f"missing for rope_type {name!r}", f"set {key}"))
+            problems.append(
+                Problem(
+                    f"rope_parameters.{key}", None, f"missing for rope_type {name!r}", f"set {key}"
+                )
+            )
     for key, value in parameters.items():
         least = math.nextafter(1.0, 2.0) if key == "rope_theta" else math.ulp(0.0)
         wrong = remedy = ""
@@ -194,7 +210,11 @@ def check(parameters: Parameters) -> list[Problem]:
             remedy = "true or false"
         elif key in ("rope_type", "truncate") or value is None:
             continue
-        elif isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        elif (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or not math.isfinite(value)
+        ):
             wrong = "not a number"
             remedy = "give a finite number"
         elif value < least:
@@ -205,7 +225,9 @@ def check(parameters: Parameters) -> list[Problem]:
     return problems
 
 
-def check_factor(parameters: Parameters, remedy: str = "give a number of at least 1") -> list[Problem]:
+def check_factor(
+    parameters: Parameters, remedy: str = "give a number of at least 1"
+) -> list[Problem]:
     """Return a factor below 1 that a recipe gives, which shortens the context. A published model may have it:
     transformers warns and computes it, and so does :func:`frequencies`."""
     factor = parameters.get("factor")
@@ -223,5 +245,7 @@ def check_order(parameters: Parameters) -> list[Problem]:
         high = parameters.get(higher) or BETAS.get(higher)
         if low is not None and high is not None and low > high:
             wrong = f"above {higher} = {high}"
-            problems.append(Problem(f"rope_parameters.{lower}", low, wrong, f"choose {lower} up to {higher}"))
+            problems.append(
+                Problem(f"rope_parameters.{lower}", low, wrong, f"choose {lower} up to {higher}")
+            )
     return problems

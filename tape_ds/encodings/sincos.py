@@ -21,5 +21,7 @@ class SincosEncoding(base.PositionEncoding):
         width = x_BTD.shape[-1]
         exponents_C = torch.arange(0, width, 2, dtype=torch.float64, device=x_BTD.device) / width
         angles_BTC = positions_BTN.double() * BASE**-exponents_C
-        waves_BTD = torch.stack((angles_BTC.sin(), angles_BTC.cos()), dim=-1).flatten(2)[..., :width]
+        waves_BTD = torch.stack((angles_BTC.sin(), angles_BTC.cos()), dim=-1).flatten(2)[
+            ..., :width
+        ]
         return (x_BTD + waves_BTD.float()).to(x_BTD.dtype)

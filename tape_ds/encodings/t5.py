@@ -40,7 +40,9 @@ class T5Layer(base.PositionLayer):
         self.buckets = Constant(buckets_by_distance(options.buckets, options.max_distance))
         self.table = BucketTable(options.buckets, config.num_attention_heads)
 
-    def score_bias(self, positions: base.Pair, carried: None, heads: slice = base.EVERY_HEAD) -> ScoreBias:
+    def score_bias(
+        self, positions: base.Pair, carried: None, heads: slice = base.EVERY_HEAD
+    ) -> ScoreBias:
         """Distances look up a table of max_distance + 1 rows; a key ahead of its query counts as distance 0."""
         by_distance_RH = self.table(self.buckets.on(positions[0].device))[:, heads]
         farthest = len(by_distance_RH) - 1

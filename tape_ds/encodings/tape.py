@@ -56,13 +56,19 @@ class TapeEncoding(RopeEncoding):
         self.draws = self.from_alibi or self.random_shift > 0
         self.slopes = Constant(np.array(slopes(config.num_key_value_heads), np.float64))
         # Drawn here: an exported graph would keep the generator, and draw others in its second call.
-        self.fixed_grids = Constant(draw_grids(config.head_dim, training=False).numpy()) if self.from_alibi else None
+        self.fixed_grids = (
+            Constant(draw_grids(config.head_dim, training=False).numpy())
+            if self.from_alibi
+            else None
+        )
 
     def start(self, positions_BTN: Tensor) -> Tensor:
         """fp32 [B, 1, T, C] (kernel features: [B, G, T, C])."""
         if self.fixed_grids is not None:
             device = positions_BTN.device
-            grids_3P = draw_grids(self.head_dim, True) if self.training else self.fixed_grids.on(device)
+            grids_3P = (
+                draw_grids(self.head_dim, True) if self.training else self.fixed_grids.on(device)
+            )
             return features(positions_BTN[..., 0], self.slopes.on(device), grids_3P)
         rotation_B1TK = super().start(positions_BTN)
         if not self.whole_halves:
@@ -149,14 +155,18 @@ class TapeLayer(base.PositionLayer):
 
         def made(kind: Any, *shape: int, zero_init: bool = True) -> nn.Module:
             if self.form == "separate":
-                return Separately(kind(*shape, zero_init=zero_init), kind(*shape, zero_init=zero_init))
+                return Separately(
+                    kind(*shape, zero_init=zero_init), kind(*shape, zero_init=zero_init)
+                )
             module: nn.Module = kind(*shape, zero_init=zero_init)
             return module
 
         across_channels = self.form == "vector"
         if options.attention_update == "mix":
             # W_att [G, H], the same for every channel; or [X, X], on the mean over the query heads of a group
-            shape = (config.head_dim, config.head_dim) if across_channels else (self.groups, self.heads)
+            shape = (
+                (config.head_dim, config.head_dim) if across_channels else (self.groups, self.heads)
+            )
             self.attend = made(Projection if across_channels else Matrix, *shape)
         elif options.attention_update == "scale" and across_channels:
             self.attend = made(ChannelScale, config.head_dim)
@@ -171,7 +181,12 @@ class TapeLayer(base.PositionLayer):
             self.contract = made(kind, inner, self.rank, zero_init=False)
 
     def rotate(
-        self, q_BHTK: Tensor, k_BGTK: Tensor, start: Tensor, state: Tensor | None, observed: None = None
+        self,
+        q_BHTK: Tensor,
+        k_BGTK: Tensor,
+        start: Tensor,
+        state: Tensor | None,
+        observed: None = None,
     ) -> tuple[Tensor, Tensor]:
         if self.from_alibi:
             return q_BHTK, k_BGTK
@@ -214,19 +229,26 @@ class TapeLayer(base.PositionLayer):
 
         modules = (attend, self.expand, self.contract)
         if self.form == "tensorial":
-            return self._across_heads(modules, (start, state, attended_BHTC), gate_BTI, dtype, self.unit)
+            return self._across_heads(
+                modules, (start, state, attended_BHTC), gate_BTI, dtype, self.unit
+            )
         if self.whole_halves:
             changed = self._step_by_step(start, state, attended_BHTC, gate_BTI, dtype)
         else:
             halves = []
             for half, name in enumerate(("cos", "sin")):
                 own = [None if module is None else getattr(module, name) for module in modules]
-                states = [None if x is None else x.chunk(2, dim=-1)[half] for x in (start, state, attended_BHTC)]
+                states = [
+                    None if x is None else x.chunk(2, dim=-1)[half]
+                    for x in (start, state, attended_BHTC)
+                ]
                 halves.append(self._across_heads(own, states, gate_BTI, dtype, False))
             changed = torch.cat(halves, dim=-1)
         if not self.unit:
             return changed
-        return restore_modulus(start, changed.to(torch.promote_types(changed.dtype, start.dtype))).to(dtype)
+        return restore_modulus(
+            start, changed.to(torch.promote_types(changed.dtype, start.dtype))
+        ).to(dtype)
 
     def _across_heads(
         self, modules: Any, states: Any, gate_BTI: Tensor | None, dtype: torch.dtype, unit: bool
@@ -235,12 +257,20 @@ class TapeLayer(base.PositionLayer):
         attend, expand, contract = (None if module is None else module() for module in modules)
         if attend is not None and self.identity:
             # the weight is counted from the mean over each group's own heads
-            attend = attend + local_heads(self.groups, self.heads, attend) * (self.groups / self.heads)
+            mean_over_group = self.groups / self.heads
+            attend = attend + local_heads(self.groups, self.heads, attend) * mean_over_group
         start, state, attended = states
-        return position_mix(start, state, attended, attend, gate_BTI, expand, contract, dtype=dtype, unit=unit)
+        return position_mix(
+            start, state, attended, attend, gate_BTI, expand, contract, dtype=dtype, unit=unit
+        )
 
     def _step_by_step(
-        self, start: Tensor, state: Tensor | None, attended_BHTC: Tensor | None, gate: Tensor | None, dtype: torch.dtype
+        self,
+        start: Tensor,
+        state: Tensor | None,
+        attended_BHTC: Tensor | None,
+        gate: Tensor | None,
+        dtype: torch.dtype,
     ) -> Tensor:
         """The two updates across channels, or across channels and heads, each rounded separately."""
         attend = self.attend
@@ -252,7 +282,9 @@ class TapeLayer(base.PositionLayer):
                 mean_BGTC = attended_BHTC.unflatten(1, (groups, -1)).mean(dim=2)
                 update = attend(mean_BGTC.unflatten(-1, (2, -1))).flatten(-2)
             else:
-                update = torch.matmul(attend(), attended_BHTC.flatten(2)).unflatten(2, attended_BHTC.shape[2:])
+                update = torch.matmul(attend(), attended_BHTC.flatten(2)).unflatten(
+                    2, attended_BHTC.shape[2:]
+                )
             state = (update if state is None else state + update).to(dtype)
         if gate is not None and expand is not None and contract is not None:
             e_BGTC = current(start, state).to(gate.dtype).expand(len(gate), groups, -1, -1)
@@ -289,7 +321,9 @@ class TapeLayer(base.PositionLayer):
 
 def local_heads(groups: int, heads: int, like: Tensor) -> Tensor:
     """[G, H]: 1 where a query head belongs to a group, else 0."""
-    return torch.eye(groups, dtype=like.dtype, device=like.device).repeat_interleave(heads // groups, dim=1)
+    return torch.eye(groups, dtype=like.dtype, device=like.device).repeat_interleave(
+        heads // groups, dim=1
+    )
 
 
 def current(start_B1TC: Tensor, state: Tensor | None) -> Tensor:

@@ -10,7 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tape_ds.encodings import scaling
-from tape_ds.encodings.published_rope import OURS, no_number, two_factors, unreadable, wrong_parameters
+from tape_ds.encodings.published_rope import (
+    OURS,
+    no_number,
+    two_factors,
+    unreadable,
+    wrong_parameters,
+)
 from tape_ds.encodings.scaling import WINDOW, Parameters
 from tape_ds.errors import Problem, UserError, raise_if_any
 
@@ -72,7 +78,11 @@ class TrainedRope:
     @property
     def stated(self) -> dict[str, Any]:
         """The parameters that :func:`read` reads as these again: without a window that config.json leaves open."""
-        return {key: value for key, value in self.parameters.items() if key != WINDOW or self.window is not None}
+        return {
+            key: value
+            for key, value in self.parameters.items()
+            if key != WINDOW or self.window is not None
+        }
 
     @property
     def is_scaled(self) -> bool:
@@ -133,7 +143,9 @@ def read(config: Mapping[str, Any], name: str) -> TrainedRope:
         given = {key: value for key, value in given.items() if key in OF_THE_CLASS}
         rope_type = "default"
 
-    parameters, others = _sorted_out({"rope_type": rope_type, "rope_theta": theta, **given}, foreign)
+    parameters, others = _sorted_out(
+        {"rope_type": rope_type, "rope_theta": theta, **given}, foreign
+    )
     passed_over |= others
     if passed_over:
         named_over = ", ".join(f"{key} = {value!r}" for key, value in passed_over.items())
@@ -219,7 +231,11 @@ def _rotated_columns(config: Mapping[str, Any], share: float, name: str) -> int:
     # the last: JetMoE's
     given = next((key for key in (rotated, "head_dim", "kv_channels") if config.get(key)), None)
     needed = ("hidden_size", "num_attention_heads") if given is None else (given,)
-    found = [Problem("model", name, *reason) for key in needed for reason in no_number(key, config.get(key))]
+    found = [
+        Problem("model", name, *reason)
+        for key in needed
+        for reason in no_number(key, config.get(key))
+    ]
     raise_if_any(found)
     if given is not None:
         columns = config[given]
@@ -259,7 +275,9 @@ def _with_attention_factor(given: dict[str, Any], length: int, window: Any) -> d
     if given.get("mscale") and given.get("mscale_all_dim"):
         mscale = given.pop("mscale")
         all_dim = given.pop("mscale_all_dim")
-        given.setdefault("attention_factor", scaling.mscale_attention(given["factor"], mscale, all_dim))
+        given.setdefault(
+            "attention_factor", scaling.mscale_attention(given["factor"], mscale, all_dim)
+        )
     if given.get("mscale") == 1 and not given.get("mscale_all_dim"):
         given.pop("mscale")
     if given.get("mscale_all_dim") == 0:
@@ -282,7 +300,9 @@ def extended(own: TrainedRope, change: Parameters, target_length: int) -> dict[s
     than the model's own.
     """
     kind = requested_type(own, change)
-    given = {key: value for key, value in change.items() if key != "rope_type" and value is not None}
+    given = {
+        key: value for key, value in change.items() if key != "rope_type" and value is not None
+    }
     if kind == own.type:
         merged = {**own.parameters, **given}
         least = own.factor
@@ -293,7 +313,12 @@ def extended(own: TrainedRope, change: Parameters, target_length: int) -> dict[s
             merged.setdefault(WINDOW, own.native_length)
     window = factor_window(own, change)
     enough = kind == own.type and target_length <= own.native_length
-    if "factor" in scaling.named(kind) and "factor" not in given and window is not None and not enough:
+    if (
+        "factor" in scaling.named(kind)
+        and "factor" not in given
+        and window is not None
+        and not enough
+    ):
         merged["factor"] = max(least, target_length / window)
     return merged
 
@@ -322,7 +347,9 @@ def check_change(own: TrainedRope, change: Parameters, target_length: int) -> It
     factor = change.get("factor")
     if kind in ("ntk", "dynamic") and 0 < own.head_size <= 2:
         wrong = f"heads with {own.head_size} rotated columns have no base that it could change"
-        yield Problem("rope_parameters.rope_type", kind, wrong, "rope_parameters.rope_type: yarn, linear")
+        yield Problem(
+            "rope_parameters.rope_type", kind, wrong, "rope_parameters.rope_type: yarn, linear"
+        )
         return
     window = factor_window(own, change)
     scaled_as = scaling.described(own.parameters)
@@ -346,7 +373,9 @@ def check_change(own: TrainedRope, change: Parameters, target_length: int) -> It
         return
     if kind == "default" and "rope_type" not in change and factor is not None:
         remedy = "rope_parameters.rope_type: one of " + ", ".join([AUTO, *scaling.available()])
-        yield Problem("rope_parameters", dict(change), "a factor without a rope_type scales nothing", remedy)
+        yield Problem(
+            "rope_parameters", dict(change), "a factor without a rope_type scales nothing", remedy
+        )
         return
 
     base = window or native
@@ -366,14 +395,21 @@ def check_change(own: TrainedRope, change: Parameters, target_length: int) -> It
             remedy += f"{native} if it reaches {after:,.0f} (the factor becomes {many})"
             yield Problem(f"rope_parameters.{WINDOW}", None, wrong, remedy)
     elif isinstance(factor, (int, float)) and kind == own.type and factor < own.factor:
-        yield Problem("rope_parameters.factor", factor, trained, f"give {own.factor:g} or more, or leave it out")
+        yield Problem(
+            "rope_parameters.factor",
+            factor,
+            trained,
+            f"give {own.factor:g} or more, or leave it out",
+        )
     elif isinstance(factor, (int, float)) and factor * base < target_length:
         reached = f"{factor:g} x {base:,.10g} = {factor * base:,.0f} tokens"
         # rounded down it would not reach either
         enough = math.ceil(target_length / base * 1000) / 1000
         remedy = f"give {enough:.10g} or more ({target_length:,} / {base:,.10g}), or leave factor out (factor: null)"
         wrong = f"{reached} do not reach target_length = {target_length:,}"
-        yield Problem("rope_parameters.factor", factor, wrong, f"{remedy}: it follows from target_length")
+        yield Problem(
+            "rope_parameters.factor", factor, wrong, f"{remedy}: it follows from target_length"
+        )
 
     if isinstance(named, (int, float)):
         least = 0.0
@@ -388,7 +424,9 @@ def check_change(own: TrainedRope, change: Parameters, target_length: int) -> It
             else:
                 known = f"{least:.10g} to {most:.10g}"
             wrong = f"the model has {native:,} tokens natively, with {scaled_as}"
-            yield Problem(f"rope_parameters.{WINDOW}", named, wrong, f"give {known}, or leave it out")
+            yield Problem(
+                f"rope_parameters.{WINDOW}", named, wrong, f"give {known}, or leave it out"
+            )
     result = extended(own, change, target_length)
     yield from scaling.check(result)
     yield from scaling.check_factor(change, "give a number of at least 1, or leave it out")

@@ -71,8 +71,18 @@ def form_of(config: Mapping[str, Any]) -> RopeForm:
         return RopeForm(family, (BY_LAYER,))
 
     kind = stated.get("rope_type") or stated.get("type") or "default"
-    theta = stated.get("rope_theta") or config.get("rope_theta") or (newer or {}).get("rope_theta") or _UNSAID_BASE
-    values = {**stated, "rope_theta": theta, "length": config.get("max_position_embeddings"), "family": family}
+    theta = (
+        stated.get("rope_theta")
+        or config.get("rope_theta")
+        or (newer or {}).get("rope_theta")
+        or _UNSAID_BASE
+    )
+    values = {
+        **stated,
+        "rope_theta": theta,
+        "length": config.get("max_position_embeddings"),
+        "family": family,
+    }
     traits = [_scaling(kind, stated)]
     if kind == "yarn":
         traits += _of_yarn(stated, config.get("max_position_embeddings"))
@@ -115,7 +125,9 @@ def _of_attention(stated: Mapping[str, Any]) -> list[str]:
     """Return how YaRN's factor on attention is named, where it is not the default."""
     multiple = own_attention_factor(stated)
     ratio = _mscale_ratio(stated)
-    said_twice = multiple is not None and ratio is not None and math.isclose(ratio, multiple, rel_tol=1e-6)
+    said_twice = (
+        multiple is not None and ratio is not None and math.isclose(ratio, multiple, rel_tol=1e-6)
+    )
     if stated.get("attn_factor") is not None or (ratio is not None and not said_twice):
         return ["yarn_other_attention"]
     if multiple is None:
@@ -150,7 +162,9 @@ def _spelling(config: Mapping[str, Any], kind: str, theta: float) -> list[str]:
     """Return which of the two spellings is alone, where an engine that reads the other one would miss something."""
     if kind == "default" and theta == _UNSAID_BASE:
         return []
-    says_older = config.get("rope_theta") is not None and (kind == "default" or bool(config.get("rope_scaling")))
+    says_older = config.get("rope_theta") is not None and (
+        kind == "default" or bool(config.get("rope_scaling"))
+    )
     if not config.get("rope_parameters"):
         return ["older_keys_only"]
     if says_older:

@@ -8,7 +8,13 @@ from tape_ds.engines.forms import TRAITS, RopeForm
 from tape_ds.engines.table import CellGroup, ServingEngine, Verdict, computed_of, engines, verdicts
 from tape_ds.markdown_table import markdown_table
 
-_WORDS = {"right": "right", "flag": "right with", "untried": "not tried", "refused": "refused", "wrong": "**wrong**"}
+_WORDS = {
+    "right": "right",
+    "flag": "right with",
+    "untried": "not tried",
+    "refused": "refused",
+    "wrong": "**wrong**",
+}
 _FIELD = re.compile(r"\{(\w+)(?::[^}]*)?\}")
 EXPORTED: Mapping[str, tuple[str, ...]] = {
     "any base": ("unscaled",),
@@ -39,8 +45,14 @@ def of_exported(families: Iterable[str] = ("llama",)) -> str:
     rows = []
     for engine in engines().values():
         for group in engine.groups:
-            said_twice = [family for family in _SAID_TWICE if family in families and family in group.families]
-            others = [family for family in families if family in group.families and family not in _SAID_TWICE]
+            said_twice = [
+                family for family in _SAID_TWICE if family in families and family in group.families
+            ]
+            others = [
+                family
+                for family in families
+                if family in group.families and family not in _SAID_TWICE
+            ]
             rows += [_row(engine, group, shown) for shown in (said_twice, others) if shown]
     head = ("engine", "right", "right with a flag", "refused", "**silently wrong**", "tried")
     return markdown_table(head, rows, "l")
@@ -87,7 +99,16 @@ def of_traits() -> str:
             for (result, says, how), traits in found.items():
                 about = ", ".join(TRAITS[trait] for trait in traits)
                 tried = f"{group.date}, {how}, by {group.by}"
-                rows.append((engine.label, ", ".join(group.families), _WORDS[result], in_code(says), about, tried))
+                rows.append(
+                    (
+                        engine.label,
+                        ", ".join(group.families),
+                        _WORDS[result],
+                        in_code(says),
+                        about,
+                        tried,
+                    )
+                )
     return markdown_table(("engine", "model types", "result", "", "with", "tried"), rows, "l")
 
 

@@ -101,7 +101,9 @@ def _group(name: str, entry: Mapping[str, Any]) -> CellGroup:
     for line in entry["cells"]:
         how = line.get("how", entry["how"])
         if line["result"] not in get_args(Result) or how not in _HOW:
-            raise ValueError(f"{name}: {line['result']!r} is no result, or {how!r} not one of {_HOW}")
+            raise ValueError(
+                f"{name}: {line['result']!r} is no result, or {how!r} not one of {_HOW}"
+            )
         for trait in line["of"]:
             if trait not in TRAITS or trait in cells:
                 raise ValueError(f"{name}: the trait {trait!r} is unknown, or there twice")
@@ -113,7 +115,9 @@ def check_names(field: str, names: Iterable[str]) -> list[Problem]:
     """Return a problem for each name that is no engine of the table."""
     known = engines()
     return [
-        Problem(field, name, "no engine of the table", did_you_mean(name, known)) for name in names if name not in known
+        Problem(field, name, "no engine of the table", did_you_mean(name, known))
+        for name in names
+        if name not in known
     ]
 
 
@@ -181,9 +185,8 @@ def summary(config: Mapping[str, Any]) -> str:
     """Return in one line which engines compute a ``config.json`` right, with a flag, wrongly, or not at all."""
     found = verdicts(config)
     if form_of(config).traits == (OWN_CODE,):
-        return (
-            f"by transformers with the folder's own code; no other engine knows the model type {config['model_type']!r}"
-        )
+        kind = config["model_type"]
+        return f"by transformers with the folder's own code; no other engine knows the model type {kind!r}"
     words = {
         "right": "right by",
         "flag": "right with a flag by",

@@ -24,7 +24,9 @@ def choose(backend: str, call: AttentionCall) -> str:
     """
     name = requested(backend)
     if name not in ("auto", "sdpa", "reference"):
-        raise ValueError(f"attention backend {name!r} is unknown; {did_you_mean(name, ['auto', 'reference', 'sdpa'])}")
+        raise ValueError(
+            f"attention backend {name!r} is unknown; {did_you_mean(name, ['auto', 'reference', 'sdpa'])}"
+        )
     if name == "auto":
         return "sdpa"
     return name

@@ -49,7 +49,14 @@ _SHOWN_VERSIONS = ("tape_ds", "torch", "deepspeed", "transformers", "peft")
 _PATH = re.compile(r"(?<![\w/.])(?:~[^/\s:#\"',\]]*|\.{1,2})?/[^:#\"',\]]*")
 
 
-def text(source: SourceModel, model: PreTrainedModel, name: str, license: str | None = None, *, plain: bool) -> str:
+def text(
+    source: SourceModel,
+    model: PreTrainedModel,
+    name: str,
+    license: str | None = None,
+    *,
+    plain: bool,
+) -> str:
     """Return the card of ``model`` as it was written, credentials replaced.
 
     Args:
@@ -69,7 +76,11 @@ def text(source: SourceModel, model: PreTrainedModel, name: str, license: str | 
     data: list[str] = []
     if result is not None and record is not None and record.names:
         dataset = result.config.get("dataset")
-        data = [f"scrolls:{dataset}"] if dataset is not None else specs_of(result.config.get("train_data", []))
+        data = (
+            [f"scrolls:{dataset}"]
+            if dataset is not None
+            else specs_of(result.config.get("train_data", []))
+        )
     # without revision, configuration, split or field, which are ours
     on_hub = (HubDataset(spec).name for spec in data if spec.startswith(f"{HubDataset.kind}:"))
     encoding_name = getattr(config, "position_encoding", "rope")
@@ -83,13 +94,17 @@ def text(source: SourceModel, model: PreTrainedModel, name: str, license: str | 
     evaluated, left_out = ruler_scores.evaluation_of(source)
     if evaluated is not None:
         found = ruler_scores.of_evaluation(evaluated, shown)
-        tables["RULER's tasks by `tape-ds evaluate ruler`"] = f"RULER, by `tape-ds evaluate ruler`:\n\n{found}"
+        tables["RULER's tasks by `tape-ds evaluate ruler`"] = (
+            f"RULER, by `tape-ds evaluate ruler`:\n\n{found}"
+        )
 
     results = "\n\n".join([*tables.values(), *filter(None, [left_out])])
     exported = f"tape_ds {tape_ds.__version__}, torch {torch.__version__}, transformers {transformers.__version__}"
     made_with = [f"Exported by `tape-ds export` of {exported}."]
     if result is not None:
-        versions = ", ".join(f"{name} {result.versions[name]}" for name in _SHOWN_VERSIONS if name in result.versions)
+        versions = ", ".join(
+            f"{name} {result.versions[name]}" for name in _SHOWN_VERSIONS if name in result.versions
+        )
         verb = "Trained" if result.figures.get("trained") else "Scored"
         commit = ""
         if result.commit is not None:
@@ -118,13 +133,17 @@ def text(source: SourceModel, model: PreTrainedModel, name: str, license: str | 
         answered=None if result is None else result.config.get("dataset"),
         native=None if native is None else f"{native:,}",
         length=f"{config.max_position_embeddings:,}",
-        size=f"{parameters / 1e6:,.1f} M parameters" if parameters >= 1e6 else f"{parameters:,} parameters",
+        size=f"{parameters / 1e6:,.1f} M parameters"
+        if parameters >= 1e6
+        else f"{parameters:,} parameters",
         has_tokenizer=source.has_tokenizer,
         engines=pages.of_config(served),
         position_encoding=encoding_name,
         encoding=_encoding_table(source),
         names=summarise(record.names) if record is not None else "",
-        settings="" if result is None or record is None or not record.names else _settings_table(result, data),
+        settings=""
+        if result is None or record is None or not record.names
+        else _settings_table(result, data),
         results=results or f"None: {source.without_result or 'the run scored nothing'}.",
         measured=list(tables),
         made_with="\n\n".join(made_with),
@@ -219,10 +238,15 @@ def result_tables(result: Result) -> dict[str, str]:
         first = next(iter(merged.values()))
         documents = ", ".join(f"`{shown(name)}`" for name in next(iter(scores.values())))
         head = ["", *(f"from {start:,}" for start in first.starts), "mean"]
-        rows = [[name, *(f"{nll:.3f}" for nll in losses.nll), f"{losses.mean:.3f}"] for name, losses in merged.items()]
+        rows = [
+            [name, *(f"{nll:.3f}" for nll in losses.nll), f"{losses.mean:.3f}"]
+            for name, losses in merged.items()
+        ]
         spans = f"nats per token, mean over spans of {first.span:,} tokens"
         caption = f"Loss by position ({spans}) on {documents}, held out:\n\n"
-        tables["loss by position on the documents named"] = caption + markdown_table(head, rows, "l")
+        tables["loss by position on the documents named"] = caption + markdown_table(
+            head, rows, "l"
+        )
 
     for name, title in TITLES.items():
         figure = result.figures.get(name) or []
@@ -230,7 +254,11 @@ def result_tables(result: Result) -> dict[str, str]:
         if not entries:
             continue
         # entries that are lists or mappings are only in the stored file
-        columns = [key for key in entries[0] if not any(isinstance(entry.get(key), (list, dict)) for entry in entries)]
+        columns = [
+            key
+            for key in entries[0]
+            if not any(isinstance(entry.get(key), (list, dict)) for entry in entries)
+        ]
         cells = [[_cell(entry.get(key)) for key in columns] for entry in entries]
         tables[title.lower()] = f"{title}:\n\n{markdown_table(columns, cells, 'l')}"
     if (asked := ruler_scores.of_run(result, shown)) is not None:

@@ -36,7 +36,10 @@ def planned(config: Any) -> dict[str, Any]:
         return for_engines(content, type(config))
     rope_parameters = encodings.llama_rope_parameters(config)
     if rope_parameters is None:  # the folder has its own code
-        return {"model_type": config.model_type, "max_position_embeddings": config.max_position_embeddings}
+        return {
+            "model_type": config.model_type,
+            "max_position_embeddings": config.max_position_embeddings,
+        }
     content = {
         "model_type": plain_type(config),
         "max_position_embeddings": config.max_position_embeddings,
@@ -95,4 +98,8 @@ def _read(kind: type[PreTrainedConfig], content: Mapping[str, Any]) -> dict[str,
     # which adds to what it is given
     found = kind.from_dict(copy.deepcopy(dict(content))).to_dict()
     # a field that the class does not know is kept as an attribute, and read by nothing
-    return {name: value for name, value in found.items() if name not in ("rope_theta", "rope_scaling", _PARTIAL)}
+    return {
+        name: value
+        for name, value in found.items()
+        if name not in ("rope_theta", "rope_scaling", _PARTIAL)
+    }

@@ -60,7 +60,9 @@ def write(
     if not plain:
         commit = results.commit()
         origin = "not from a checkout" if commit is None else card.commit_words(commit)
-        code = model_code.files(config.model_type, getattr(config, "position_encoding", "rope"), origin)
+        code = model_code.files(
+            config.model_type, getattr(config, "position_encoding", "rope"), origin
+        )
 
     def adjust(model: Any) -> Any:
         model.config.use_cache = True  # it is there to generate
@@ -85,7 +87,9 @@ def write(
             written["architectures"].insert(0, "AutoModelForCausalLM")
         else:
             written = config_json.for_engines(written, type(model.config))
-        (folder / CONFIG).write_text(json.dumps(written, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        (folder / CONFIG).write_text(
+            json.dumps(written, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+        )
 
         for file, text in code.items():
             (folder / file).write_text(text, encoding="utf-8")
@@ -93,7 +97,9 @@ def write(
             tokenizer = tokenizers.load_tokenizer(str(source.folder), "source")
             tokenizer.model_max_length = source.config.max_position_embeddings
             tokenizers.save(tokenizer, folder)
-        (folder / "README.md").write_text(card.text(source, model, name, license, plain=plain), encoding="utf-8")
+        (folder / "README.md").write_text(
+            card.text(source, model, name, license, plain=plain), encoding="utf-8"
+        )
 
     building.build_aside(out, build, "out")
     assert model is not None
@@ -106,14 +112,25 @@ def check_push(name: str) -> list[Problem]:
     try:
         validate_repo_id(name)
     except HFValidationError as error:
-        return [Problem("--push", name, str(error), "give NAME, or OWNER/NAME for an organisation's")]
+        return [
+            Problem("--push", name, str(error), "give NAME, or OWNER/NAME for an organisation's")
+        ]
     if get_token() is None:
-        return [Problem("--push", name, "there is no token for the hub", "run `hf auth login`, or export HF_TOKEN")]
+        return [
+            Problem(
+                "--push",
+                name,
+                "there is no token for the hub",
+                "run `hf auth login`, or export HF_TOKEN",
+            )
+        ]
     try:
         HfApi().whoami()
     except (HTTPError, OSError) as error:
         wrong = _NOT_REACHED.format(" ".join(str(error).split())[:300])
-        return [Problem("--push", name, wrong, "check the token (`hf auth whoami`) and the connection")]
+        return [
+            Problem("--push", name, wrong, "check the token (`hf auth whoami`) and the connection")
+        ]
     return []
 
 
@@ -122,7 +139,9 @@ def push(name: str, folder: Path) -> str:
     api = HfApi()
     try:
         repository = api.create_repo(name, private=True, exist_ok=True)
-        api.upload_folder(repo_id=repository.repo_id, folder_path=folder, commit_message="Export by tape_ds")
+        api.upload_folder(
+            repo_id=repository.repo_id, folder_path=folder, commit_message="Export by tape_ds"
+        )
     except (HTTPError, OSError) as error:
         wrong = _NOT_REACHED.format(" ".join(str(error).split())[:300])
         remedy = f"the folder {folder} is complete: upload it with `hf upload {name} {folder}`"

@@ -87,8 +87,14 @@ def check(source: SourceModel, kind: str) -> list[Problem]:
         if rope.get("rope_type") in KEPT:
             wrong = "llama.cpp has no such scaling for this model"
             return [Problem("rope_parameters.rope_type", rope["rope_type"], wrong, remedy)]
-        return [Problem("source", name, problem.wrong, remedy) for problem in config_file.check_llama_shaped(config)]
-    if encodings.llama_rope_parameters(config) is None and scaling.as_llama(rope, config.head_dim) is not None:
+        return [
+            Problem("source", name, problem.wrong, remedy)
+            for problem in config_file.check_llama_shaped(config)
+        ]
+    if (
+        encodings.llama_rope_parameters(config) is None
+        and scaling.as_llama(rope, config.head_dim) is not None
+    ):
         encoding = f"{config.position_encoding} {config.position_options or ''}".rstrip()
         return [Problem("position_encoding", encoding, "llama.cpp has no such positions", remedy)]
 
@@ -98,7 +104,9 @@ def check(source: SourceModel, kind: str) -> list[Problem]:
         found.append(Problem(f"rope_parameters.{parameter}", value, wrong, remedy))
     for bias in ("attention_bias", "mlp_bias"):
         if getattr(config, bias, False):
-            found.append(Problem(bias, True, "no GGUF file is written of a Llama with biases", remedy))
+            found.append(
+                Problem(bias, True, "no GGUF file is written of a Llama with biases", remedy)
+            )
     columns = config.num_attention_heads * config.head_dim
     if architecture == "qwen2" and columns != config.hidden_size:
         wrong = f"llama.cpp takes heads of {config.hidden_size} columns together for a qwen2, and there are {columns}"
@@ -114,7 +122,9 @@ def check(source: SourceModel, kind: str) -> list[Problem]:
     return found
 
 
-def plan(source: SourceModel, kind: str, name: str, license: str | None, tokenizer_choice: str) -> GgufPlan:
+def plan(
+    source: SourceModel, kind: str, name: str, license: str | None, tokenizer_choice: str
+) -> GgufPlan:
     """Return what will be written, of a model without problems in :func:`check`; UserError for its tokenizer."""
     config: Any = source.config
     tokenizer = None
@@ -138,7 +148,9 @@ def write(plan: GgufPlan, source: SourceModel, file: Path, check_logits: bool = 
     left_out = {_HEAD} if plan.config.tie_word_embeddings else set()
     names = [name for name in weights.names() if name not in left_out]
     assert "model.embed_tokens.weight" in names, "checked when the source was found"
-    places = gguf.get_tensor_name_map(_ARCHITECTURES[plan.architecture], plan.config.num_hidden_layers)
+    places = gguf.get_tensor_name_map(
+        _ARCHITECTURES[plan.architecture], plan.config.num_hidden_layers
+    )
 
     def build(path: Path) -> None:
         writer = GGUFWriter(path, plan.architecture)
@@ -159,7 +171,9 @@ def write(plan: GgufPlan, source: SourceModel, file: Path, check_logits: bool = 
     return sum(math.prod(weights.shape(name)) for name in names)
 
 
-_ARCHITECTURES = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items() if name in ("llama", "qwen2", "qwen3")}
+_ARCHITECTURES = {
+    name: key for key, name in gguf.MODEL_ARCH_NAMES.items() if name in ("llama", "qwen2", "qwen3")
+}
 
 
 def _weights(whole: WholeModel) -> TensorRows:
@@ -210,10 +224,14 @@ def _add_keys(writer: GGUFWriter, plan: GgufPlan) -> None:
     plan.tokenizer.write(writer)
 
 
-def _add_tensor(writer: GGUFWriter, plan: GgufPlan, weights: TensorRows, name: str, places: gguf.TensorNameMap) -> None:
+def _add_tensor(
+    writer: GGUFWriter, plan: GgufPlan, weights: TensorRows, name: str, places: gguf.TensorNameMap
+) -> None:
     own = places.get_name(name, try_suffixes=(".weight", ".bias"))
     if own is None:
-        raise UserError(Problem("source", name, "a tensor without a place in a GGUF file", "export a folder"))
+        raise UserError(
+            Problem("source", name, "a tensor without a place in a GGUF file", "export a folder")
+        )
     shape = weights.shape(name)
     kind = TYPES[plan.kind][0] if len(shape) > 1 else GGMLQuantizationType.F32
     columns = math.prod(shape[1:])
@@ -260,7 +278,9 @@ def _converted(rows: Tensor, kind: GGMLQuantizationType, name: str) -> np.ndarra
     """Return the bytes of rows; UserError where a weight is no number, or too large."""
     if not bool(rows.isfinite().all()):
         wrong = f"weights that are not finite, NaN or infinite: {name}"
-        raise UserError(Problem("source", name, wrong, "take an earlier checkpoint, or fetch it again"))
+        raise UserError(
+            Problem("source", name, wrong, "take an earlier checkpoint, or fetch it again")
+        )
     largest = float(rows.abs().max())
     if kind == GGMLQuantizationType.F16 and largest > _LARGEST_F16:
         wrong = f"it holds {largest:g}, and F16 ends at {_LARGEST_F16:g}"

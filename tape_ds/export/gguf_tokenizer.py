@@ -25,7 +25,9 @@ _SENTENCEPIECE = "llama"
 _UNUSED_SCORE = -10_000.0
 _ADDED_SCORE = -1000.0
 _SPACE = "\u2581"
-_LEAVE_OUT = f"{OPTION} {NONE}, which leaves the tokenizer out of the file: programs then give llama.cpp ids"
+_LEAVE_OUT = (
+    f"{OPTION} {NONE}, which leaves the tokenizer out of the file: programs then give llama.cpp ids"
+)
 _ID_KEYS = ("bos", "eos", "unk", "sep", "pad", "mask")
 
 
@@ -102,12 +104,17 @@ def read(tokenizer: Any, config: Any, choice: str, end_ids: list[int]) -> GgufTo
         return GgufTokenizer(NONE, special_ids=_special_ids(None, config, end_ids))
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        raise _refused(type(tokenizer).__name__, "a tokenizer in Python alone, of which llama.cpp has none")
+        raise _refused(
+            type(tokenizer).__name__, "a tokenizer in Python alone, of which llama.cpp has none"
+        )
     content = json.loads(backend.to_str())
     found = GgufTokenizer(_SENTENCEPIECE, pre="default")
     kind = content["model"].get("type")
     if kind != "BPE":
-        raise _refused(kind, "llama.cpp's models of this architecture have byte-level or SentencePiece's BPE alone")
+        raise _refused(
+            kind,
+            "llama.cpp's models of this architecture have byte-level or SentencePiece's BPE alone",
+        )
     is_byte_level = _has(content, "pre_tokenizer", "ByteLevel")
     if is_byte_level:
         found = GgufTokenizer(_BYTE_LEVEL, pre=_pre_tokenizer(tokenizer, choice))
@@ -117,18 +124,24 @@ def read(tokenizer: Any, config: Any, choice: str, end_ids: list[int]) -> GgufTo
     tokens = {number: token for token, number in tokenizer.get_vocab().items()}
     if max(tokens) >= rows:
         wrong = f"{rows:,} rows for a tokenizer of {max(tokens) + 1:,} tokens"
-        raise UserError(Problem("source", rows, wrong, "use the tokenizer that was saved with this model"))
+        raise UserError(
+            Problem("source", rows, wrong, "use the tokenizer that was saved with this model")
+        )
     _add_tokens(found, tokens, rows, tokenizer.added_tokens_decoder)
     if is_byte_level:
         found.merges = [_merge(pair) for pair in content["model"]["merges"]]
     else:
         _type_pieces(found, content["model"].get("unk_token"))
-        found.scores = _scores(found, tokens, content["model"]["merges"], tokenizer.added_tokens_decoder)
+        found.scores = _scores(
+            found, tokens, content["model"]["merges"], tokenizer.added_tokens_decoder
+        )
         found.space_prefix = _has_space_prefix(content)
     found.special_ids = _special_ids(tokenizer, config, end_ids)
     ids = tokenizer("")["input_ids"]
     found.adds["bos"] = ids[:1] == [found.special_ids.get("bos")]
-    found.adds["eos"] = len(ids) > int(found.adds["bos"]) and ids[-1:] == [found.special_ids.get("eos")]
+    found.adds["eos"] = len(ids) > int(found.adds["bos"]) and ids[-1:] == [
+        found.special_ids.get("eos")
+    ]
     found.chat_template = _template(tokenizer.chat_template)
     return found
 
@@ -155,7 +168,9 @@ def _steps(content: Any) -> list[dict[str, Any]]:
     """Return the steps of a part of ``tokenizer.json``, sequences unfolded."""
     if not content:
         return []
-    inner = [content[name] for name in ("pretokenizers", "normalizers", "decoders") if name in content]
+    inner = [
+        content[name] for name in ("pretokenizers", "normalizers", "decoders") if name in content
+    ]
     if not inner:
         return [content]
     return [step for each in inner[0] for step in _steps(each)]
@@ -175,7 +190,9 @@ def _has_space_prefix(content: Any) -> bool:
     )
 
 
-def _add_tokens(found: GgufTokenizer, tokens: dict[int, str], rows: int, added: dict[int, Any]) -> None:
+def _add_tokens(
+    found: GgufTokenizer, tokens: dict[int, str], rows: int, added: dict[int, Any]
+) -> None:
     for number in range(rows):
         token = tokens.get(number)
         if token is None:  # a row that no token has
@@ -201,7 +218,9 @@ def _type_pieces(found: GgufTokenizer, unknown: str | None) -> None:
             found.types[number] = TokenType.UNKNOWN
 
 
-def _scores(found: GgufTokenizer, tokens: dict[int, str], merges: list[Any], added: dict[int, Any]) -> list[float]:
+def _scores(
+    found: GgufTokenizer, tokens: dict[int, str], merges: list[Any], added: dict[int, Any]
+) -> list[float]:
     """Return scores in the order of the merges: llama.cpp joins the two pieces whose whole has the best score, where
     BPE joins the first pair of its list. ``tokenizer.json`` keeps the list alone.
 

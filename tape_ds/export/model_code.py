@@ -43,7 +43,11 @@ class CopyError(RuntimeError):
 def auto_map(model_type: str) -> dict[str, str]:
     """Return where transformers' auto classes find the classes of a model of this type: ``file.Class``."""
     names = TYPES[model_type]
-    classes = {"AutoConfig": names.config, "AutoModel": names.base, "AutoModelForCausalLM": names.causal_lm}
+    classes = {
+        "AutoConfig": names.config,
+        "AutoModel": names.base,
+        "AutoModelForCausalLM": names.causal_lm,
+    }
     first = _first_files(model_type)
     places = {}
     for auto, full_name in classes.items():
@@ -71,9 +75,13 @@ def files(model_type: str, encoding: str, commit: str) -> dict[str, str]:
         if name in written:
             continue
         path = _source(module)
-        text, needed = relative(module, changed(module, path.read_text(encoding="utf-8"), encoding), first)
+        text, needed = relative(
+            module, changed(module, path.read_text(encoding="utf-8"), encoding), first
+        )
         origin = path.relative_to(_ROOT.parent)
-        written[name] = HEADER.format(module=origin, version=tape_ds.__version__, commit=commit) + text
+        written[name] = (
+            HEADER.format(module=origin, version=tape_ds.__version__, commit=commit) + text
+        )
         waiting += needed
     return written
 
@@ -123,7 +131,9 @@ def changed(module: str, text: str, encoding: str) -> str:
         text = _replaced(r"^    if not isinstance\(named, str\):.*?(?=^\S|\Z)", body, text, module)
     elif module == "tape_ds.attention":
         table = [f'"{name}": Backend()' for name in BACKENDS]
-        text = _replaced(r"^BACKENDS = {\n.*?^}", f"BACKENDS = {{{', '.join(table)}}}", text, module)
+        text = _replaced(
+            r"^BACKENDS = {\n.*?^}", f"BACKENDS = {{{', '.join(table)}}}", text, module
+        )
 
     if text != before:
         # imports that nothing names any more would bring their modules along
@@ -165,10 +175,15 @@ def _one_entry(encoding: str, text: str) -> str:
     for name in reversed(classes):  # bases come first
         if name in needed:
             needed |= {base.id for base in classes[name].bases if isinstance(base, ast.Name)}
-    dropped = [*registered.values(), *(node for name, node in classes.items() if name not in needed)]
+    dropped = [
+        *registered.values(),
+        *(node for name, node in classes.items() if name not in needed),
+    ]
     lines = text.splitlines(keepends=True)
     for node in sorted(dropped, key=lambda node: -node.lineno):
-        start = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
+        start = min(
+            [node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))]
+        )
         del lines[start - 1 : node.end_lineno]
     return re.sub(r"\n{4,}", "\n\n\n", "".join(lines))
 
@@ -202,7 +217,9 @@ def relative(module: str, text: str, first: dict[str, str]) -> tuple[str, list[s
             origin = REPLACED.get(node.module, node.module)
             needed.append(origin)
             written.append(ast.unparse(ast.ImportFrom(_file(origin, first), names, level=1)))
-        lines[node.lineno - 1 : node.end_lineno] = [f"{' ' * node.col_offset}{line}\n" for line in written]
+        lines[node.lineno - 1 : node.end_lineno] = [
+            f"{' ' * node.col_offset}{line}\n" for line in written
+        ]
     text = "".join(lines)
     if left := re.search(r"^\s*import tape_ds\b.*", text, flags=re.MULTILINE):
         raise CopyError(f"{module}: {left[0].strip()!r} cannot be written relative to a folder")

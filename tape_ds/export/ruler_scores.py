@@ -59,7 +59,9 @@ def evaluation_of(source: SourceModel) -> tuple[Result | None, str]:
     evaluated = result.model or {}
     if "position_updates" in evaluated or "angles" in evaluated:
         return None, f"{left_out} it is of this model with other positions."
-    if evaluated.get("sha256") != models.digest_of(str(source.folder), base_anyway=source.base_anyway):
+    if evaluated.get("sha256") != models.digest_of(
+        str(source.folder), base_anyway=source.base_anyway
+    ):
         return None, f"{left_out} it is of other weights."
     return result, ""
 
@@ -73,7 +75,9 @@ def _table(by_name: Mapping[str, Mapping[str, Any]]) -> str:
     for name, figures in by_name.items():
         means = []
         for each in figures["lengths"]:
-            means.append(f"{100 * each['mean']:.1f} ({100 * each['low']:.0f}-{100 * each['high']:.0f})")
+            means.append(
+                f"{100 * each['mean']:.1f} ({100 * each['low']:.0f}-{100 * each['high']:.0f})"
+            )
         effective = [_effective(figures, rule) for rule in ("published", "own")]
         rows.append([name, *means, *effective])
     return markdown_table(["mean of the tasks, %", *map(length, lengths), published, own], rows)

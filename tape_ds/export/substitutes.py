@@ -20,4 +20,7 @@ def problems(encoding: str, options: Any, given: Mapping[str, Any]) -> list[Prob
     """Refuse unknown names, in place of :mod:`tape_ds.encodings.option_types`; the training run checked types."""
     unknown = given.keys() - options.__dataclass_fields__.keys()
     wrong = f"{encoding} has no such option"
-    return [Problem(f"position_options.{name}", given[name], wrong, "remove it") for name in sorted(unknown)]
+    return [
+        Problem(f"position_options.{name}", given[name], wrong, "remove it")
+        for name in sorted(unknown)
+    ]

@@ -17,7 +17,9 @@ from tape_ds.kernels.strides import empty_rows
 _aten = torch.ops.aten
 
 
-def cpu_attention(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSV: Tensor, is_causal: bool, scale: float) -> Tensor:
+def cpu_attention(
+    q_BHTK: Tensor, k_BGSK: Tensor, v_BGSV: Tensor, is_causal: bool, scale: float
+) -> Tensor:
     """Softmax attention on CPU tensors, without a mask.
 
     Args:
@@ -30,14 +32,17 @@ def cpu_attention(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSV: Tensor, is_causal: boo
     Returns:
         [B, H, T, V], its memory in the order [B, T, H, V].
     """
-    if torch.is_autocast_enabled("cpu") and q_BHTK.dtype != torch.float64:  # as autocast does for torch's own
+    # as autocast does for torch's own
+    if torch.is_autocast_enabled("cpu") and q_BHTK.dtype != torch.float64:
         dtype = torch.get_autocast_dtype("cpu")
         q_BHTK, k_BGSK, v_BGSV = q_BHTK.to(dtype), k_BGSK.to(dtype), v_BGSV.to(dtype)
     return _forward(q_BHTK, k_BGSK, v_BGSV, is_causal, scale)[0]
 
 
 @torch.library.custom_op("tape_ds::cpu_attention", mutates_args=(), device_types="cpu")
-def _forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
     wide = max(q.shape[-1], v.shape[-1])
     out_BHTW, lse_BHT = _aten._scaled_dot_product_flash_attention_for_cpu(
         _pad(q, wide), _pad(k, wide), _pad(v, wide), 0.0, is_causal, scale=scale
@@ -58,7 +63,14 @@ def _(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> tuple[T
 
 @torch.library.custom_op("tape_ds::cpu_attention_backward", mutates_args=(), device_types="cpu")
 def _backward(
-    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse_BHT: Tensor, is_causal: bool, scale: float
+    d_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse_BHT: Tensor,
+    is_causal: bool,
+    scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     key_width, value_width = q.shape[-1], v.shape[-1]
     wide = max(key_width, value_width)
@@ -69,14 +81,22 @@ def _backward(
     )
     gradients = []
     for x, width in ((q, key_width), (k, key_width), (v, value_width)):
-        gradients.append(empty_rows(x, width).copy_(parts.pop(0)[..., :width]))  # popped: the wide one is gone
+        # popped: the wide one is gone
+        gradients.append(empty_rows(x, width).copy_(parts.pop(0)[..., :width]))
     dq, dk, dv = gradients
     return dq, dk, dv
 
 
 @_backward.register_fake
 def _(
-    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse_BHT: Tensor, is_causal: bool, scale: float
+    d_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse_BHT: Tensor,
+    is_causal: bool,
+    scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return empty_rows(q, q.shape[-1]), empty_rows(k, q.shape[-1]), empty_rows(k, v.shape[-1])
 

@@ -23,14 +23,26 @@ from tape_ds.kernels.jit import INTERPRETED, INTERPRETER, jit, tl, triton
 from tape_ds.kernels.launch import Launch, Table, capability, padded
 from tape_ds.kernels.strides import empty_rows
 from tape_ds.kernels.tape_attention import why_not_shapes
-from tape_ds.kernels.tape_attention_tiles import load, move, queries_end, rows_present, store, tile, visible
+from tape_ds.kernels.tape_attention_tiles import (
+    load,
+    move,
+    queries_end,
+    rows_present,
+    store,
+    tile,
+    visible,
+)
 
 LONGEST = 16  # most queries per sequence; with more, programs over queries keep a GPU busy
 MOST_SPLITS = 128
 LEAST_KEYS = 256  # a part shorter than this costs more to join than to compute
 # At most this number of rows; a power of 2 that fits a group's is enough: up to 64 rows read a cache once
 SPLIT: Table = {
-    **{(capability, width): (Launch(64, 64, 8, 2),) for capability in (80, 90) for width in (16, 32, 64, 128)},
+    **{
+        (capability, width): (Launch(64, 64, 8, 2),)
+        for capability in (80, 90)
+        for width in (16, 32, 64, 128)
+    },
     (90, 128): (Launch(64, 64, 8, 3),),  # with 2 stages 16 rows spill under Triton 3.9
     **{(INTERPRETER, width): (Launch(32, 16),) for width in (16, 32, 64, 128)},
 }
@@ -66,7 +78,8 @@ def split_kernel(
     if E is not None:
         e_base = move(E + batch * e_b + groups_head.to(tl.int64) * e_g, low, e_s)
     scale_2 = scale * 1.4426950408889634  # log2(e): exponentials are powers of 2
-    top_T = tl.full([ROWS], -1e30, tl.float32)  # finite: -inf - -inf would be NaN where nothing has been seen yet
+    # finite: -inf - -inf would be NaN where nothing has been seen yet
+    top_T = tl.full([ROWS], -1e30, tl.float32)
     total_T = tl.zeros([ROWS], tl.float32)
     v_TK = tl.zeros([ROWS, COLUMNS], tl.float32)
     e_TK = v_TK
@@ -75,8 +88,17 @@ def split_kernel(
         present_S, documents_S = rows_present(IDS, keys_S, high, -1)
         k = load(tile(k_base, k_s, KEYS, COLUMNS), keys_S < high, True, WIDTH, COLUMNS)
         scores_TS = tl.dot(q, tl.trans(k), input_precision="ieee")
-        allowed_TS = visible(places_T[:, None], documents_T[:, None], keys_S[None, :], documents_S[None, :], high, IDS)
-        scores_TS = tl.where(allowed_TS & present_T[:, None] & present_S[None, :], scores_TS, float("-inf"))
+        allowed_TS = visible(
+            places_T[:, None],
+            documents_T[:, None],
+            keys_S[None, :],
+            documents_S[None, :],
+            high,
+            IDS,
+        )
+        scores_TS = tl.where(
+            allowed_TS & present_T[:, None] & present_S[None, :], scores_TS, float("-inf")
+        )
         new_T = tl.maximum(top_T, tl.max(scores_TS, 1) * scale_2)
         p_TS = tl.exp2(scores_TS * scale_2 - new_T[:, None])
         shrink_T = tl.exp2(top_T - new_T)
@@ -124,7 +146,13 @@ def join_kernel(
         line = tl.cast(split, tl.int64) * lines + row
         part_T = tl.load(TOP + line + tl.arange(0, ROWS), mask=inside_T, other=-1e30)
         sum_T = tl.load(TOTAL + line + tl.arange(0, ROWS), mask=inside_T, other=0.0)
-        part_TK = load(tile(move(PART, line, width), width, ROWS, COLUMNS) + half, inside_T, True, WIDTH, COLUMNS)
+        part_TK = load(
+            tile(move(PART, line, width), width, ROWS, COLUMNS) + half,
+            inside_T,
+            True,
+            WIDTH,
+            COLUMNS,
+        )
         new_T = tl.maximum(top_T, part_T)
         shrink_T, share_T = tl.exp2(top_T - new_T), tl.exp2(part_T - new_T)
         total_T = total_T * shrink_T + sum_T * share_T
@@ -134,7 +162,13 @@ def join_kernel(
     inverse_T = tl.where(seen_T, 1.0 / tl.where(seen_T, total_T, 1.0), 0.0)
     batch_T, head_T = (lines_T // (queries * heads)).to(tl.int64), lines_T // queries % heads
     out_T = OUT + batch_T * out_b + head_T.to(tl.int64) * out_h + (lines_T % queries) * out_t
-    store(out_T[:, None] + tl.arange(0, COLUMNS)[None, :], out_TK * inverse_T[:, None], inside_T, WIDTH, COLUMNS)
+    store(
+        out_T[:, None] + tl.arange(0, COLUMNS)[None, :],
+        out_TK * inverse_T[:, None],
+        inside_T,
+        WIDTH,
+        COLUMNS,
+    )
 
 
 def split_count(keys: int, programs: int, processors: int) -> int:
@@ -151,7 +185,9 @@ def split_count(keys: int, programs: int, processors: int) -> int:
     return max(1, min(2 * processors // max(programs, 1), keys // LEAST_KEYS, MOST_SPLITS))
 
 
-def why_not(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, e_BGSK: Tensor | None = None) -> str | None:
+def why_not(
+    q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, e_BGSK: Tensor | None = None
+) -> str | None:
     """Return why :func:`decode_attention` cannot take this call, or None."""
     values = (v_BGSK,) if e_BGSK is None else (v_BGSK, e_BGSK)
     if problem := gate.why_not(q_BHTK) or why_not_shapes(q_BHTK, k_BGSK, *values):
@@ -176,18 +212,26 @@ def _decode(
         raise ValueError(f"decode_attention: {problem}")
     batch, heads, queries, width = q_BHTK.shape
     groups, keys = k_BGSK.shape[1:3]
-    device, lines, reach = q_BHTK.device, batch * heads * queries, max(0, min(keys, offset + queries))
+    device, lines, reach = (
+        q_BHTK.device,
+        batch * heads * queries,
+        max(0, min(keys, offset + queries)),
+    )
     outputs = [empty_rows(q_BHTK) for _ in range(1 if e_BGSK is None else 2)]
     if not outputs[0].numel():
         return outputs
     (launch,) = SPLIT[capability(device), padded(width)]
     block = min(padded(heads // groups * queries), launch.rows)
     row_blocks = triton.cdiv(heads // groups * queries, block)
-    processors = 1 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count
+    processors = (
+        1 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count
+    )
     splits = splits or split_count(reach, batch * groups * row_blocks, processors)
     per_split = triton.cdiv(triton.cdiv(reach, launch.columns), splits) * launch.columns
     part = torch.empty((splits, lines, len(outputs) * width), device=device, dtype=torch.float32)
-    top, total = (torch.empty((splits, lines), device=device, dtype=torch.float32) for _ in range(2))
+    top, total = (
+        torch.empty((splits, lines), device=device, dtype=torch.float32) for _ in range(2)
+    )
     with torch.cuda.device_of(q_BHTK):
         split_kernel[(splits, groups * row_blocks, batch)](
             q_BHTK, k_BGSK, v_BGSK, e_BGSK, part, top, total, document_ids_BS,
@@ -205,7 +249,9 @@ def _decode(
 
 
 @_decode.register_fake
-def _(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, e_BGSK: Tensor | None, *_: Any) -> list[Tensor]:
+def _(
+    q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, e_BGSK: Tensor | None, *_: Any
+) -> list[Tensor]:
     return [empty_rows(q_BHTK) for _ in range(1 if e_BGSK is None else 2)]
 
 
@@ -239,7 +285,9 @@ def decode_attention(
         raise ValueError(f"decode_attention: {problem}")
     tensors = (q_BHTK, k_BGSK, v_BGSK, e_BGSK)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
-        raise ValueError("decode_attention: it has no gradient; call it under torch.no_grad(), or use tape_attention")
+        raise ValueError(
+            "decode_attention: it has no gradient; call it under torch.no_grad(), or use tape_attention"
+        )
     scale = q_BHTK.shape[-1] ** -0.5 if scale is None else scale
     offset = k_BGSK.shape[2] - q_BHTK.shape[2] if offset is None else offset
     if not scale > 0:
@@ -249,9 +297,13 @@ def decode_attention(
     if document_ids is not None:
         shape = (q_BHTK.shape[0], k_BGSK.shape[2])
         if document_ids.shape != shape:
-            raise ValueError(f"decode_attention: document_ids {list(document_ids.shape)} are not {list(shape)}")
+            raise ValueError(
+                f"decode_attention: document_ids {list(document_ids.shape)} are not {list(shape)}"
+            )
         if document_ids.dtype not in (torch.int32, torch.int64):  # nothing is below 0 in uint8
             document_ids = document_ids.int()
         document_ids = document_ids if document_ids.stride(-1) == 1 else document_ids.contiguous()
-    out_BHTK, *moved = _decode(q_BHTK, k_BGSK, v_BGSK, e_BGSK, document_ids, offset, scale, splits or 0)
+    out_BHTK, *moved = _decode(
+        q_BHTK, k_BGSK, v_BGSK, e_BGSK, document_ids, offset, scale, splits or 0
+    )
     return out_BHTK, moved[0] if moved else None

@@ -13,9 +13,21 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from tape_ds.kernels import cpu_attention, decode_attention, linear_cross_entropy, position_mix, tape_attention
+from tape_ds.kernels import (
+    cpu_attention,
+    decode_attention,
+    linear_cross_entropy,
+    position_mix,
+    tape_attention,
+)
 
-__all__ = ["cpu_attention", "decode_attention", "linear_cross_entropy", "position_mix", "tape_attention"]
+__all__ = [
+    "cpu_attention",
+    "decode_attention",
+    "linear_cross_entropy",
+    "position_mix",
+    "tape_attention",
+]
 
 Shape = tuple[int, ...]
 _ops = torch.ops.tape_ds
@@ -28,13 +40,17 @@ def attention(q_shape: Shape, k_shape: Shape, v_shape: Shape, *_: Any, **__: Any
 
 
 @register_flop_formula(_ops.cpu_attention_backward)
-def attention_backward(grad_shape: Shape, q_shape: Shape, k_shape: Shape, v_shape: Shape, *_: Any, **__: Any) -> int:
+def attention_backward(
+    grad_shape: Shape, q_shape: Shape, k_shape: Shape, v_shape: Shape, *_: Any, **__: Any
+) -> int:
     """Return scores again, and a product for each of dP, dV (value wide), dQ, dK (key wide)."""
     return 2 * math.prod(q_shape[:3]) * k_shape[2] * (3 * q_shape[3] + 2 * v_shape[3])
 
 
 @register_flop_formula(_ops.position_mix)
-def mix(start: Shape, state: Any, attended: Any, attend: Any, gate: Any, expand: Any, *_: Any, **__: Any) -> int:
+def mix(
+    start: Shape, state: Any, attended: Any, attend: Any, gate: Any, expand: Any, *_: Any, **__: Any
+) -> int:
     """Count the mix across heads, one G x G matrix per token, and its product with the state, from shapes or None."""
     tokens, width = start[2:]
     count = 0
@@ -60,12 +76,16 @@ def head_and_loss(hidden_shape: Shape, weight_shape: Shape, *others: Any, **_: A
 
 
 @register_flop_formula([_ops.tape_attention, _ops.decode_attention])
-def moving(q_shape: Shape, k_shape: Shape, v_shape: Shape, e_shape: Shape | None, *_: Any, **__: Any) -> int:
+def moving(
+    q_shape: Shape, k_shape: Shape, v_shape: Shape, e_shape: Shape | None, *_: Any, **__: Any
+) -> int:
     """Return scores, values and, if there is one, the position state."""
     return 2 * math.prod(q_shape[:3]) * k_shape[2] * q_shape[3] * (2 if e_shape is None else 3)
 
 
 @register_flop_formula(_ops.tape_attention_backward)
-def moving_backward(grad_shape: Shape, moved_shape: Shape, q_shape: Shape, k_shape: Shape, *_: Any, **__: Any) -> int:
+def moving_backward(
+    grad_shape: Shape, moved_shape: Shape, q_shape: Shape, k_shape: Shape, *_: Any, **__: Any
+) -> int:
     """Return scores again, and a product for each of dQ, dK, dV, dE and both parts of dP."""
     return 2 * math.prod(q_shape[:3]) * k_shape[2] * q_shape[3] * 7

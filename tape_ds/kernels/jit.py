@@ -52,7 +52,11 @@ def capability(device: torch.device) -> int:
     major, minor = torch.cuda.get_device_capability(device)
     properties = torch.cuda.get_device_properties(device)
     shared = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]  # missing in torch's stub
-    fitting = [each for each, needed in SHARED_MEMORY.items() if each <= 10 * major + minor and needed <= shared]
+    fitting = [
+        each
+        for each, needed in SHARED_MEMORY.items()
+        if each <= 10 * major + minor and needed <= shared
+    ]
     if not fitting:
         least = min(SHARED_MEMORY)
         raise ValueError(

@@ -42,7 +42,8 @@ class Launch(NamedTuple):
         return {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
 
 
-Table = Mapping[tuple[int, int], Sequence[Launch]]  # (capability, padded head size) -> launches, the default first
+# (capability, padded head size) -> launches, the default first
+Table = Mapping[tuple[int, int], Sequence[Launch]]
 
 
 def padded(width: int) -> int:
@@ -54,7 +55,12 @@ _MEASURED: dict[Hashable, Launch] = {}
 
 
 def choose(
-    name: str, table: Table, device: torch.device, width: int, shape: Hashable, run: Callable[[Launch], object]
+    name: str,
+    table: Table,
+    device: torch.device,
+    width: int,
+    shape: Hashable,
+    run: Callable[[Launch], object],
 ) -> Launch:
     """Return the launch for a padded head size: the table's default, or with ``TAPE_DS_AUTOTUNE=1`` the fastest of its
     row.
@@ -72,7 +78,11 @@ def choose(
         return candidates[0]
     key = (name, device, width, shape)
     if key not in _MEASURED:
-        times = {launch: triton.testing.do_bench(functools.partial(run, launch)) for launch in candidates}
+        times = {
+            launch: triton.testing.do_bench(functools.partial(run, launch)) for launch in candidates
+        }
         _MEASURED[key] = min(times, key=times.__getitem__)
-        logger.info("%s at %s: %s of %d launches is fastest", name, shape, _MEASURED[key], len(candidates))
+        logger.info(
+            "%s at %s: %s of %d launches is fastest", name, shape, _MEASURED[key], len(candidates)
+        )
     return _MEASURED[key]

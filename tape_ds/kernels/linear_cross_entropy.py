@@ -22,7 +22,8 @@ from tape_ds.kernels.reference import upcast
 # GPU (and fewer passes over the fp32 sum of a trained weight's gradient), small next to a model that needs this.
 CHUNK_BYTES = 128 * 2**20
 CHUNK_MULTIPLE = 128  # a chunk is a multiple of this, and at least this: rows of the usual tile of a matrix product
-SCALED_ELEMENTS = 2**24  # elements of a 16-bit gradient that are fp32 at one time while the backward scales it
+# elements of a 16-bit gradient that are fp32 at one time while the backward scales it
+SCALED_ELEMENTS = 2**24
 
 
 def chunk_tokens(vocabulary: int) -> int:
@@ -32,7 +33,12 @@ def chunk_tokens(vocabulary: int) -> int:
 
 
 def linear_cross_entropy(
-    hidden_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, *, ignore_index: int = -100, chunk: int | None = None
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    labels_N: Tensor,
+    *,
+    ignore_index: int = -100,
+    chunk: int | None = None,
 ) -> Tensor:
     """Return sum of ``F.cross_entropy(F.linear(hidden, weight).float(), labels)`` over the tokens that have a label.
 
@@ -51,7 +57,11 @@ def linear_cross_entropy(
         fp32 scalar (fp64 for fp64 input), in nats; 0 where no token has a label.
     """
     fits = hidden_ND.ndim == weight_VD.ndim == 2 and labels_N.ndim == 1
-    if not fits or hidden_ND.shape[1] != weight_VD.shape[1] or hidden_ND.shape[0] != labels_N.shape[0]:
+    if (
+        not fits
+        or hidden_ND.shape[1] != weight_VD.shape[1]
+        or hidden_ND.shape[0] != labels_N.shape[0]
+    ):
         shapes = ", ".join(str(tuple(x.shape)) for x in (hidden_ND, weight_VD, labels_N))
         raise ValueError(f"hidden [N, D], weight [V, D] and labels [N] are needed, not {shapes}")
     chunk = chunk_tokens(weight_VD.shape[0]) if chunk is None else chunk
@@ -98,7 +108,10 @@ def _chunked(
                 continue
             # the derivative by the logits, softmax minus one-hot, in the memory of the logarithms
             p_CV = log_p_CV.exp_()
-            p_CV[torch.arange(len(labels_C), device=labels_C.device), labels_C.masked_fill(ignored_C1[:, 0], 0)] -= 1
+            p_CV[
+                torch.arange(len(labels_C), device=labels_C.device),
+                labels_C.masked_fill(ignored_C1[:, 0], 0),
+            ] -= 1
             d_logits_CV = p_CV.to(dtype)
             del log_p_CV, p_CV
             if for_hidden:
@@ -126,7 +139,9 @@ def _(hidden_ND: Tensor, weight_VD: Tensor, *others: Any) -> tuple[Tensor, Tenso
     return _results(hidden_ND, weight_VD, *others[-2:])
 
 
-def _results(hidden_ND: Tensor, weight_VD: Tensor, for_hidden: bool, for_weight: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _results(
+    hidden_ND: Tensor, weight_VD: Tensor, for_hidden: bool, for_weight: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the operator's outputs before anything is in them.
 
     The weight's gradient is a sum over all tokens, not a mean yet: fp16 could not hold it, so it stays fp32 there.
@@ -134,13 +149,18 @@ def _results(hidden_ND: Tensor, weight_VD: Tensor, for_hidden: bool, for_weight:
     loss = hidden_ND.new_empty((), dtype=softmax_dtype(hidden_ND))
     d_hidden = hidden_ND.new_empty(hidden_ND.shape if for_hidden else (0,))
     summed = torch.float32 if weight_VD.dtype == torch.float16 else weight_VD.dtype
-    return loss, d_hidden, weight_VD.new_empty(weight_VD.shape if for_weight else (0,), dtype=summed)
+    return (
+        loss,
+        d_hidden,
+        weight_VD.new_empty(weight_VD.shape if for_weight else (0,), dtype=summed),
+    )
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
     """Return the operands' dtype in ``F.linear(x, ...)``: autocast's if it is on."""
     device = x.device.type
-    autocast = device != "meta" and torch.is_autocast_enabled(device)  # which meta tensors do not have
+    # which meta tensors do not have
+    autocast = device != "meta" and torch.is_autocast_enabled(device)
     return torch.get_autocast_dtype(device) if autocast and x.dtype != torch.float64 else x.dtype
 
 
@@ -153,7 +173,8 @@ def add_product(sum_VD: Tensor | None, left_VC: Tensor, right_CD: Tensor) -> Ten
     16-bit operands."""
     if left_VC.dtype in (torch.float32, torch.float64):
         return left_VC @ right_CD if sum_VD is None else sum_VD.addmm_(left_VC, right_CD)
-    if left_VC.device.type != "cuda":  # no product of 16-bit operands comes in fp32 here, and fp16 may not hold it
+    # no product of 16-bit operands comes in fp32 here, and fp16 may not hold it
+    if left_VC.device.type != "cuda":
         if left_VC.dtype == torch.float16:
             left_VC, right_CD = left_VC.float(), right_CD.float()
         product_VD = left_VC @ right_CD
@@ -163,7 +184,9 @@ def add_product(sum_VD: Tensor | None, left_VC: Tensor, right_CD: Tensor) -> Ten
     return torch.addmm(sum_VD, left_VC, right_CD, out_dtype=torch.float32, out=sum_VD)
 
 
-def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+def _keep_gradients(
+    ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]
+) -> None:
     _, d_hidden, d_weight = output
     ctx.mark_non_differentiable(d_hidden, d_weight)
     ctx.set_materialize_grads(False)

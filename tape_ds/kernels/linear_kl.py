@@ -22,7 +22,12 @@ from tape_ds.kernels.linear_cross_entropy import (
 
 
 def linear_kl(
-    hidden_ND: Tensor, weight_VD: Tensor, teacher_NE: Tensor, teacher_VE: Tensor, *, chunk: int | None = None
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    teacher_NE: Tensor,
+    teacher_VE: Tensor,
+    *,
+    chunk: int | None = None,
 ) -> Tensor:
     """Return sum over tokens of KL(teacher || student), softmax at temperature 1; fp32 scalar (fp64 for fp64 input), in
     nats.
@@ -38,7 +43,9 @@ def linear_kl(
     fits = all(x.ndim == w.ndim == 2 and x.shape[1] == w.shape[1] for x, w in (student, teacher))
     if not fits or len(hidden_ND) != len(teacher_NE) or len(weight_VD) != len(teacher_VE):
         shapes = ", ".join(str(tuple(x.shape)) for x in (*student, *teacher))
-        raise ValueError(f"hidden [N, D], weight [V, D], and [N, E], [V, E] of the teacher are needed, not {shapes}")
+        raise ValueError(
+            f"hidden [N, D], weight [V, D], and [N, E], [V, E] of the teacher are needed, not {shapes}"
+        )
     chunk = chunk_tokens(len(weight_VD)) if chunk is None else chunk
     if chunk < 1:
         raise ValueError(f"chunk = {chunk}: give 1 token or more")
@@ -48,7 +55,9 @@ def linear_kl(
 
 class _LinearKl(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, teacher: Tensor, teacher_head: Tensor, chunk: int) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, teacher: Tensor, teacher_head: Tensor, chunk: int
+    ) -> Tensor:
         for_hidden, for_weight = ctx.needs_input_grad[:2]
         dtype = product_dtype(hidden)
         loss = hidden.new_zeros((), dtype=softmax_dtype(hidden))
@@ -60,7 +69,9 @@ class _LinearKl(torch.autograd.Function):
                 rows = slice(at, at + chunk)
                 hidden_CD = hidden[rows].to(dtype)
                 log_q_CV = torch.log_softmax(hidden_CD @ weight_VD.t(), dim=-1, dtype=loss.dtype)
-                log_p_CV = torch.log_softmax(teacher[rows] @ teacher_head.t(), dim=-1, dtype=loss.dtype)
+                log_p_CV = torch.log_softmax(
+                    teacher[rows] @ teacher_head.t(), dim=-1, dtype=loss.dtype
+                )
                 p_CV = log_p_CV.exp()
                 loss += log_p_CV.sub_(log_q_CV).mul_(p_CV).sum()
                 del log_p_CV
@@ -77,5 +88,7 @@ class _LinearKl(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, factor: Tensor) -> tuple[Tensor | None, ...]:
         kept = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        found = [None if each is None else scaled_gradient(each, factor, dtype) for each, dtype in kept]
+        found = [
+            None if each is None else scaled_gradient(each, factor, dtype) for each, dtype in kept
+        ]
         return (*found, None, None, None)

@@ -12,7 +12,9 @@ Shape letters: P pairs, C = 2 P columns, the cosines first.
 import torch
 from torch import Tensor
 
-LEAST = 1e-6  # of |e|^2 / |start|^2: a pair near 0 has no direction, and is stretched by 1,000 at most
+LEAST = (
+    1e-6  # of |e|^2 / |start|^2: a pair near 0 has no direction, and is stretched by 1,000 at most
+)
 
 
 def restore_modulus(start_C: Tensor, deviation_C: Tensor) -> Tensor:
@@ -25,7 +27,9 @@ def restore_modulus(start_C: Tensor, deviation_C: Tensor) -> Tensor:
     start, deviation = _pairs(start_C), _pairs(deviation_C)
     own, state = _squares(start), start + deviation
     root = (_squares(state) / own).clamp_min(LEAST).sqrt()
-    change = (((2 * start + deviation) * deviation).sum(-2, keepdim=True) / own).clamp_min(LEAST - 1)
+    change = (((2 * start + deviation) * deviation).sum(-2, keepdim=True) / own).clamp_min(
+        LEAST - 1
+    )
     return torch.addcmul(deviation, change / (root * (1 + root)), state, value=-1).flatten(-2)
 
 
@@ -34,7 +38,11 @@ def scaled_to(start_C: Tensor, state_C: Tensor) -> Tensor:
     wide = torch.promote_types(start_C.dtype, state_C.dtype)
     start, state = _pairs(start_C.to(wide)), _pairs(state_C.to(wide))
     own = _squares(start)
-    return (state * (own / torch.maximum(_squares(state), LEAST * own)).sqrt()).flatten(-2).to(state_C.dtype)
+    return (
+        (state * (own / torch.maximum(_squares(state), LEAST * own)).sqrt())
+        .flatten(-2)
+        .to(state_C.dtype)
+    )
 
 
 def restore_modulus_backward(grad_C: Tensor, start_C: Tensor, deviation_C: Tensor) -> Tensor:
@@ -44,7 +52,9 @@ def restore_modulus_backward(grad_C: Tensor, start_C: Tensor, deviation_C: Tenso
     squares = _squares(state) / own
     along = (grad * state).sum(-2, keepdim=True) / (own * squares)
     along = torch.where(squares > LEAST, along, 0.0)
-    return (torch.addcmul(grad, along, state, value=-1) / squares.clamp_min(LEAST).sqrt()).flatten(-2)
+    return (torch.addcmul(grad, along, state, value=-1) / squares.clamp_min(LEAST).sqrt()).flatten(
+        -2
+    )
 
 
 def _pairs(x_C: Tensor) -> Tensor:

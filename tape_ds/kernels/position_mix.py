@@ -52,26 +52,30 @@ def position_mix(
     Returns:
         [B, G, T, K], seen in memory of [B, T, G, K].
     """
-    inputs = Inputs(start_B1TK, state_BGTK, attended_BHTK, attend_GH, gate_BTI, expand_IG, contract_GI)
+    inputs = Inputs(
+        start_B1TK, state_BGTK, attended_BHTK, attend_GH, gate_BTI, expand_IG, contract_GI
+    )
     inputs.check()
     mixed: Tensor = _mix(*inputs, dtype, unit)
     return mixed
 
 
 # The fields of Inputs, in their order.
-_ARGUMENTS = (
-    "Tensor start, Tensor? state, Tensor? moved, Tensor? attend, Tensor? gate, Tensor? expand, Tensor? contract"
-)
+_ARGUMENTS = "Tensor start, Tensor? state, Tensor? moved, Tensor? attend, Tensor? gate"
+_ARGUMENTS += ", Tensor? expand, Tensor? contract"
 
 
 @torch.library.custom_op(
-    "tape_ds::position_mix", mutates_args=(), schema=f"({_ARGUMENTS}, ScalarType dtype, bool unit) -> Tensor"
+    "tape_ds::position_mix",
+    mutates_args=(),
+    schema=f"({_ARGUMENTS}, ScalarType dtype, bool unit) -> Tensor",
 )
 def _mix(*arguments: Any) -> Tensor:
     *tensors, dtype, unit = arguments
     inputs = Inputs(*tensors)
     out = empty(inputs, dtype)
-    with torch.autocast(inputs.start.device.type, enabled=False):  # its casts would reach the products inside
+    # its casts would reach the products inside
+    with torch.autocast(inputs.start.device.type, enabled=False):
         _form(inputs).forward(inputs, out, unit)
     return out
 

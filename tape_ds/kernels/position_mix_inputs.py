@@ -35,7 +35,9 @@ class Inputs(NamedTuple):
         """(B, G, T, K) of the result."""
         weight = self.contract if self.attend is None else self.attend
         if weight is None:
-            raise ValueError("no update: give moved and attend, or gate, expand and contract, or both")
+            raise ValueError(
+                "no update: give moved and attend, or gate, expand and contract, or both"
+            )
         batch = next(x.shape[0] for x in (self.state, self.moved, self.gate) if x is not None)
         return batch, weight.shape[0], self.start.shape[2], self.start.shape[3]
 
@@ -58,9 +60,13 @@ class Inputs(NamedTuple):
 
     def with_rows(self) -> Inputs:
         """Return activations with contiguous rows and contiguous weights, copied only where necessary."""
-        start, state, moved = (None if x is None else near(x) for x in (self.start, self.state, self.moved))
+        start, state, moved = (
+            None if x is None else near(x) for x in (self.start, self.state, self.moved)
+        )
         gate = None if self.gate is None else rows(self.gate)
-        weights = [None if x is None else x.contiguous() for x in (self.attend, self.expand, self.contract)]
+        weights = [
+            None if x is None else x.contiguous() for x in (self.attend, self.expand, self.contract)
+        ]
         attend, expand, contract = weights
         assert start is not None
         return Inputs(start, state, moved, attend, gate, expand, contract)
@@ -68,11 +74,18 @@ class Inputs(NamedTuple):
     def check(self) -> None:
         """Raise ValueError where half of an update is given, or none, or the shapes do not fit each other."""
         start, state, moved, attend, gate, expand, contract = self
-        if len({moved is None, attend is None}) > 1 or len({gate is None, expand is None, contract is None}) > 1:
-            raise ValueError("give both of moved and attend, or neither; all of gate, expand and contract, or none")
+        if (
+            len({moved is None, attend is None}) > 1
+            or len({gate is None, expand is None, contract is None}) > 1
+        ):
+            raise ValueError(
+                "give both of moved and attend, or neither; all of gate, expand and contract, or none"
+            )
         batch, groups, tokens, width = sizes = self.sizes()
         if start.shape[0] not in (1, batch) or start.shape[1] not in (1, groups):
-            raise ValueError(f"start is {tuple(start.shape)}, not [{batch} or 1, {groups} or 1, {tokens}, {width}]")
+            raise ValueError(
+                f"start is {tuple(start.shape)}, not [{batch} or 1, {groups} or 1, {tokens}, {width}]"
+            )
         expected = {
             "state": (state, sizes),
             "moved": (moved, (batch, self.heads(), tokens, width)),

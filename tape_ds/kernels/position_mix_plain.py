@@ -17,7 +17,8 @@ from torch.nn import functional as F
 from tape_ds.kernels.pair_modulus import restore_modulus, restore_modulus_backward
 from tape_ds.kernels.position_mix_inputs import Inputs
 
-CHUNK = 1 << 18  # elements of the state that a CPU computes at a time: a megabyte in fp32, which fits its cache
+# elements of the state that a CPU computes at a time: a megabyte in fp32, which fits its cache
+CHUNK = 1 << 18
 DEVICE_CHUNK = 1 << 24  # on any other device, where every piece costs a dozen launches
 
 
@@ -112,7 +113,9 @@ def forward(inputs: Inputs, out_BGTK: Tensor, unit: bool) -> None:
     out_NGK = _flat(out_BGTK)
     for place, tokens in _chunks(inputs, wide):
         out = out_NGK[place]
-        result = tokens.updated(tokens.matrices(), out if out.dtype == wide else torch.empty_like(out, dtype=wide))
+        result = tokens.updated(
+            tokens.matrices(), out if out.dtype == wide else torch.empty_like(out, dtype=wide)
+        )
         if unit:
             result = restore_modulus(tokens.start, result)
         if result is not out:
@@ -131,13 +134,17 @@ def backward(grad: Tensor, inputs: Inputs, gradients: list[Tensor | None], unit:
     for place, tokens in _chunks(inputs, wide):
         d_out, matrix = grad_NGK[place].to(wide), tokens.matrices()
         if unit:
-            deviation = tokens.updated(matrix, torch.empty_like(d_out, memory_format=torch.contiguous_format))
+            deviation = tokens.updated(
+                matrix, torch.empty_like(d_out, memory_format=torch.contiguous_format)
+            )
             d_out = restore_modulus_backward(d_out, tokens.start, deviation)
         d_added = d_out
         if matrix is not None and tokens.gate is not None and product_IX is not None:
             d_added = torch.baddbmm(d_out, matrix.mT, d_out)
             if d_gate is not None or product_sum is not None:
-                x = tokens.added(torch.empty_like(d_out, memory_format=torch.contiguous_format)).add_(tokens.start)
+                x = tokens.added(
+                    torch.empty_like(d_out, memory_format=torch.contiguous_format)
+                ).add_(tokens.start)
                 d_matrix_NX = torch.bmm(d_out, x.mT).flatten(1)
                 if product_sum is not None:
                     product_sum.addmm_(F.silu(tokens.gate).T, d_matrix_NX)
@@ -156,7 +163,9 @@ def backward(grad: Tensor, inputs: Inputs, gradients: list[Tensor | None], unit:
         split(product_sum, inputs, d_expand, d_contract)
 
 
-def split(product_sum_IX: Tensor, inputs: Inputs, d_expand: Tensor | None, d_contract: Tensor | None) -> None:
+def split(
+    product_sum_IX: Tensor, inputs: Inputs, d_expand: Tensor | None, d_contract: Tensor | None
+) -> None:
     """Return the gradients of the factors from that of their product [I, X]."""
     assert inputs.gate is not None and inputs.expand is not None and inputs.contract is not None
     expand_IG = _as_met(inputs.expand, inputs.gate, product_sum_IX.dtype)

@@ -54,7 +54,15 @@ BACKWARD: Table = {
 
 
 @jit
-def _matrix(base, stride, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, left=0):
+def _matrix(
+    base,
+    stride,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    left=0,
+):
     """COLUMNS of a [HEIGHT, WIDTH] matrix from ``left`` on, zeros beyond its edges; a stride of 0 repeats one row."""
     row, column = tl.arange(0, ROWS)[:, None], left + tl.arange(0, COLUMNS)[None, :]
     return tl.load(base + row * stride + column, mask=(row < HEIGHT) & (column < WIDTH), other=0.0)
@@ -62,7 +70,14 @@ def _matrix(base, stride, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.co
 
 @jit
 def _store(
-    base, stride, value, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, left=0
+    base,
+    stride,
+    value,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    left=0,
 ):
     """Write what :func:`_matrix` reads, rounded once."""
     row, column = tl.arange(0, ROWS)[:, None], left + tl.arange(0, COLUMNS)[None, :]
@@ -82,7 +97,9 @@ def _updated(
     start = tl.zeros([GROUP_ROWS, COLUMNS], tl.float32)
     changed = tl.zeros([GROUP_ROWS, COLUMNS], tl.float32)
     if STATE is not None:
-        changed += _matrix(STATE, state_group, GROUPS, WIDTH, GROUP_ROWS, COLUMNS, left).to(tl.float32)
+        changed += _matrix(STATE, state_group, GROUPS, WIDTH, GROUP_ROWS, COLUMNS, left).to(
+            tl.float32
+        )
     if MOVED is not None:
         moved = _matrix(MOVED, moved_head, HEADS, WIDTH, HEAD_ROWS, COLUMNS, left)
         changed = tl.dot(attend, moved, changed)
@@ -131,14 +148,20 @@ def position_mix_kernel(
     ranks = tl.arange(0, RANKS)
     attend = None
     if MOVED is not None:
-        attend = _matrix(ATTEND, HEADS, GROUPS, HEADS, GROUP_ROWS, HEAD_ROWS).to(MOVED.dtype.element_ty)
+        attend = _matrix(ATTEND, HEADS, GROUPS, HEADS, GROUP_ROWS, HEAD_ROWS).to(
+            MOVED.dtype.element_ty
+        )
     if GATE is not None:
         expand = _matrix(EXPAND, GROUPS, RANK, GROUPS, RANKS, GROUP_ROWS).to(GATE.dtype.element_ty)
-        contract = _matrix(CONTRACT, RANK, GROUPS, RANK, GROUP_ROWS, RANKS).to(GATE.dtype.element_ty)
+        contract = _matrix(CONTRACT, RANK, GROUPS, RANK, GROUP_ROWS, RANKS).to(
+            GATE.dtype.element_ty
+        )
     for token in tl.range(first, tl.minimum(first + TOKENS, T)):
         matrix = None
         if GATE is not None:
-            gate = tl.load(GATE + batch * gate_batch + token * gate_token + ranks, mask=ranks < RANK, other=0.0)
+            gate = tl.load(
+                GATE + batch * gate_batch + token * gate_token + ranks, mask=ranks < RANK, other=0.0
+            )
             gate = gate.to(tl.float32)
             gated = (contract.to(tl.float32) * (gate * tl.sigmoid(gate))[None, :]).to(expand.dtype)
             matrix = tl.dot(gated, expand).to(expand.dtype)
@@ -175,9 +198,13 @@ def position_mix_kernel(
                 sin_grad = None
                 if GRAD is not None:
                     grad_row = GRAD + batch * grad_batch + token * grad_token
-                    cos_grad = _matrix(grad_row, grad_group, GROUPS, HALF, GROUP_ROWS, COLUMNS, left).to(tl.float32)
+                    cos_grad = _matrix(
+                        grad_row, grad_group, GROUPS, HALF, GROUP_ROWS, COLUMNS, left
+                    ).to(tl.float32)
                     grad_row += HALF
-                    sin_grad = _matrix(grad_row, grad_group, GROUPS, HALF, GROUP_ROWS, COLUMNS, left).to(tl.float32)
+                    sin_grad = _matrix(
+                        grad_row, grad_group, GROUPS, HALF, GROUP_ROWS, COLUMNS, left
+                    ).to(tl.float32)
                 cos, sin = _restored(cos_start, sin_start, cos, sin, cos_grad, sin_grad, LEAST)
                 _store(out_row, out_group, cos, GROUPS, HALF, GROUP_ROWS, COLUMNS, left)
                 _store(out_row + HALF, out_group, sin, GROUPS, HALF, GROUP_ROWS, COLUMNS, left)
@@ -206,7 +233,9 @@ def position_mix_backward_kernel(
     batch = tl.program_id(1).to(tl.int64)
     first = tl.program_id(0).to(tl.int64) * TOKENS
     if MOVED is not None:
-        attend = _matrix(ATTEND, HEADS, GROUPS, HEADS, GROUP_ROWS, HEAD_ROWS).to(MOVED.dtype.element_ty)
+        attend = _matrix(ATTEND, HEADS, GROUPS, HEADS, GROUP_ROWS, HEAD_ROWS).to(
+            MOVED.dtype.element_ty
+        )
         attend_sum = tl.zeros([GROUP_ROWS, HEAD_ROWS], tl.float32)
     for token in tl.range(first, tl.minimum(first + TOKENS, T)):
         if MATRIX is not None:
@@ -214,7 +243,9 @@ def position_mix_backward_kernel(
             matrix = _matrix(MATRIX + place, GROUPS, GROUPS, GROUPS, GROUP_ROWS, GROUP_ROWS)
         for left in tl.range(0, WIDTH, COLUMNS):
             base = GRAD + batch * grad_batch + token * grad_token
-            d_added = _matrix(base, grad_group, GROUPS, WIDTH, GROUP_ROWS, COLUMNS, left).to(tl.float32)
+            d_added = _matrix(base, grad_group, GROUPS, WIDTH, GROUP_ROWS, COLUMNS, left).to(
+                tl.float32
+            )
             if MATRIX is not None:
                 d_added = tl.dot(tl.trans(matrix), d_added.to(matrix.dtype), d_added)
             if DSTATE is not None:
@@ -235,12 +266,18 @@ def position_mix_backward_kernel(
             d_matrix = tl.zeros([GROUP_ROWS, GROUP_ROWS], tl.float32)
             for left in tl.range(0, WIDTH, COLUMNS):
                 base = GRAD + batch * grad_batch + token * grad_token
-                grad = _matrix(base, grad_group, GROUPS, WIDTH, GROUP_ROWS, COLUMNS, left).to(matrix.dtype)
+                grad = _matrix(base, grad_group, GROUPS, WIDTH, GROUP_ROWS, COLUMNS, left).to(
+                    matrix.dtype
+                )
                 base = START + batch * start_batch + token * start_token
-                x = _matrix(base, start_group, GROUPS, WIDTH, GROUP_ROWS, COLUMNS, left).to(tl.float32)
+                x = _matrix(base, start_group, GROUPS, WIDTH, GROUP_ROWS, COLUMNS, left).to(
+                    tl.float32
+                )
                 if STATE is not None:
                     base = STATE + batch * state_batch + token * state_token
-                    x += _matrix(base, state_group, GROUPS, WIDTH, GROUP_ROWS, COLUMNS, left).to(tl.float32)
+                    x += _matrix(base, state_group, GROUPS, WIDTH, GROUP_ROWS, COLUMNS, left).to(
+                        tl.float32
+                    )
                 if MOVED is not None:
                     base = MOVED + batch * moved_batch + token * moved_token
                     moved = _matrix(base, moved_head, HEADS, WIDTH, HEAD_ROWS, COLUMNS, left)
@@ -249,7 +286,9 @@ def position_mix_backward_kernel(
             _store(DMATRIX + place, GROUPS, d_matrix, GROUPS, GROUPS, GROUP_ROWS, GROUP_ROWS)
     if SUMS is not None:
         own = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
-        _store(SUMS + own * (GROUPS * HEADS), HEADS, attend_sum, GROUPS, HEADS, GROUP_ROWS, HEAD_ROWS)
+        _store(
+            SUMS + own * (GROUPS * HEADS), HEADS, attend_sum, GROUPS, HEADS, GROUP_ROWS, HEAD_ROWS
+        )
 
 
 def fits(inputs: Inputs) -> bool:
@@ -340,7 +379,14 @@ def _constants(
 ) -> dict[str, Any]:
     """Return those compile-time sizes that a kernel takes; of pairs, half as many columns are two tiles."""
     columns = min(launch.columns, padded(width))
-    sizes = {"HEADS": heads, "GROUPS": groups, "WIDTH": width, "RANK": rank, "UNIT": unit, "LEAST": LEAST}
+    sizes = {
+        "HEADS": heads,
+        "GROUPS": groups,
+        "WIDTH": width,
+        "RANK": rank,
+        "UNIT": unit,
+        "LEAST": LEAST,
+    }
     sizes |= {"HEAD_ROWS": padded(heads), "GROUP_ROWS": padded(groups), "RANKS": padded(rank)}
     sizes |= {"COLUMNS": max(16, columns // 2) if unit else columns, "TOKENS": launch.rows}
     return {name: size for name, size in sizes.items() if name in kernel.arg_names}

@@ -47,7 +47,9 @@ def attention(
     allowed_B1TS = allowed_BTS[:, None]
     scores_BHTS = capped((q @ k_BHSK.transpose(-1, -2)) * scale, softcap)
     if bias_BHTS is not None:
-        scores_BHTS = scores_BHTS + upcast(bias_BHTS if isinstance(bias_BHTS, Tensor) else bias_BHTS(scores_BHTS))
+        scores_BHTS = scores_BHTS + upcast(
+            bias_BHTS if isinstance(bias_BHTS, Tensor) else bias_BHTS(scores_BHTS)
+        )
     scores_BHTS = scores_BHTS.masked_fill(~allowed_B1TS, torch.finfo(scores_BHTS.dtype).min)
     weights_BHTS = softmax(scores_BHTS, sinks_H).masked_fill(~allowed_B1TS, 0.0)
     return (weights_BHTS @ v_BHSV).to(v_BGSV.dtype), weights_BHTS
@@ -95,7 +97,9 @@ def rotate_whole(x_BHTK: Tensor, state_BGTC: Tensor) -> Tensor:
     return turned.reshape(x_BHTK.shape).to(x_BHTK.dtype)
 
 
-def position_mix(state_BGTK: Tensor, gate_BTI: Tensor, expand_IG: Tensor, contract_GI: Tensor) -> Tensor:
+def position_mix(
+    state_BGTK: Tensor, gate_BTI: Tensor, expand_IG: Tensor, contract_GI: Tensor
+) -> Tensor:
     """``W_down diag(SiLU(g)) W_up e``, one rank at a time as the paper writes it (Section 3.3, feed-forward part).
 
     Returns:
@@ -134,13 +138,18 @@ def position_update(
     """
     added_BGTK = torch.zeros_like(upcast(start_B1TK)) if state_BGTK is None else upcast(state_BGTK)
     if attended_BHTK is not None and attend_GH is not None:
-        added_BGTK = added_BGTK + torch.einsum("gh,bhtk->bgtk", upcast(attend_GH), upcast(attended_BHTK))
+        added_BGTK = added_BGTK + torch.einsum(
+            "gh,bhtk->bgtk", upcast(attend_GH), upcast(attended_BHTK)
+        )
     if gate_BTI is not None and expand_IG is not None and contract_GI is not None:
         state = upcast(start_B1TK) + added_BGTK
         full_BGTK = state.expand(gate_BTI.shape[0], contract_GI.shape[0], -1, -1)
         added_BGTK = added_BGTK + position_mix(full_BGTK, gate_BTI, expand_IG, contract_GI)
     if not unit:
         return added_BGTK
-    start, state = (torch.complex(*x.chunk(2, dim=-1)) for x in (upcast(start_B1TK), upcast(start_B1TK) + added_BGTK))
+    start, state = (
+        torch.complex(*x.chunk(2, dim=-1))
+        for x in (upcast(start_B1TK), upcast(start_B1TK) + added_BGTK)
+    )
     turned = state * start.abs() / state.abs()
     return torch.cat((turned.real, turned.imag), dim=-1) - upcast(start_B1TK)

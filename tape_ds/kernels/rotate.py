@@ -42,16 +42,28 @@ def rotate(x_BHTK: Tensor, start_B1TK: Tensor, state_BGTK: Tensor | None = None)
     batch, heads, tokens, width = x_BHTK.shape
     groups = start_B1TK.shape[1] if state_BGTK is None else state_BGTK.shape[1]
     if width % 2 or heads % groups:
-        raise ValueError(f"cannot rotate {heads} heads of {width} columns by {groups} states: give pairs and groups")
+        raise ValueError(
+            f"cannot rotate {heads} heads of {width} columns by {groups} states: give pairs and groups"
+        )
     if state_BGTK is not None and state_BGTK.shape != (batch, groups, tokens, width):
-        raise ValueError(f"state is {tuple(state_BGTK.shape)}, not {(batch, groups, tokens, width)}")
+        raise ValueError(
+            f"state is {tuple(state_BGTK.shape)}, not {(batch, groups, tokens, width)}"
+        )
     rows, shared = start_B1TK.shape[:2]
-    if start_B1TK.shape[2:] != (tokens, width) or rows not in (1, batch) or shared not in (1, groups):
-        raise ValueError(f"start is {tuple(start_B1TK.shape)}, not [{batch} or 1, {groups} or 1, {tokens}, {width}]")
+    if (
+        start_B1TK.shape[2:] != (tokens, width)
+        or rows not in (1, batch)
+        or shared not in (1, groups)
+    ):
+        raise ValueError(
+            f"start is {tuple(start_B1TK.shape)}, not [{batch} or 1, {groups} or 1, {tokens}, {width}]"
+        )
     return _rotate(x_BHTK, start_B1TK, state_BGTK)
 
 
-@torch.library.custom_op("tape_ds::rotate", mutates_args=(), schema="(Tensor x, Tensor start, Tensor? state) -> Tensor")
+@torch.library.custom_op(
+    "tape_ds::rotate", mutates_args=(), schema="(Tensor x, Tensor start, Tensor? state) -> Tensor"
+)
 def _rotate(x: Tensor, start: Tensor, state: Tensor | None) -> Tensor:
     out = _empty_like(x)
     (rotate_triton.forward if rotate_triton.fits(x) else forward)(x, start, state, out)
@@ -64,10 +76,17 @@ def _rotate(x: Tensor, start: Tensor, state: Tensor | None) -> Tensor:
     schema="(Tensor grad, Tensor? x, Tensor start, Tensor? state, bool for_x, bool for_state) -> Tensor[]",
 )
 def _rotate_backward(
-    grad: Tensor, x: Tensor | None, start: Tensor, state: Tensor | None, for_x: bool, for_state: bool
+    grad: Tensor,
+    x: Tensor | None,
+    start: Tensor,
+    state: Tensor | None,
+    for_x: bool,
+    for_state: bool,
 ) -> list[Tensor]:
     d_x, d_state = empty_gradients(grad, state, for_x, for_state)
-    (rotate_triton.backward if rotate_triton.fits(grad) else backward)(grad, x, start, state, d_x, d_state)
+    (rotate_triton.backward if rotate_triton.fits(grad) else backward)(
+        grad, x, start, state, d_x, d_state
+    )
     return [each for each in (d_x, d_state) if each is not None]
 
 
@@ -78,7 +97,12 @@ def _(x: Tensor, start: Tensor, state: Tensor | None) -> Tensor:
 
 @_rotate_backward.register_fake
 def _(
-    grad: Tensor, x: Tensor | None, start: Tensor, state: Tensor | None, for_x: bool, for_state: bool
+    grad: Tensor,
+    x: Tensor | None,
+    start: Tensor,
+    state: Tensor | None,
+    for_x: bool,
+    for_state: bool,
 ) -> list[Tensor]:
     return [each for each in empty_gradients(grad, state, for_x, for_state) if each is not None]
 
@@ -102,7 +126,9 @@ def empty_gradients(
     grad: Tensor, state: Tensor | None, for_x: bool, for_state: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return memory for the gradients that are needed; that of ``x`` is [B, T, H, K] seen as [B, H, T, K]."""
-    return empty_rows(grad) if for_x else None, _empty_like(state) if for_state and state is not None else None
+    return empty_rows(grad) if for_x else None, _empty_like(
+        state
+    ) if for_state and state is not None else None
 
 
 def _empty_like(x: Tensor) -> Tensor:
@@ -111,7 +137,12 @@ def _empty_like(x: Tensor) -> Tensor:
 
 
 def backward(
-    grad: Tensor, x: Tensor | None, start: Tensor, state: Tensor | None, d_x: Tensor | None, d_state: Tensor | None
+    grad: Tensor,
+    x: Tensor | None,
+    start: Tensor,
+    state: Tensor | None,
+    d_x: Tensor | None,
+    d_state: Tensor | None,
 ) -> None:
     """The PyTorch form of those gradients that have memory: of ``x`` the rotation back, of the state a sum over the
     heads of a group, which alone reads ``x``."""
@@ -122,12 +153,17 @@ def backward(
         # dc = g_r x_r + g_i x_i, ds = g_i x_r - g_r x_i, head after head
         wide = _wide(grad, x, d_state)
         for first, count in _chunks(grad):
-            heads_BGRTK = [y.narrow(2, first, count).unflatten(1, (d_state.shape[1], -1)).to(wide) for y in (grad, x)]
+            heads_BGRTK = [
+                y.narrow(2, first, count).unflatten(1, (d_state.shape[1], -1)).to(wide)
+                for y in (grad, x)
+            ]
             out = d_state.narrow(2, first, count)
             result = out if out.dtype == wide else torch.empty_like(out, dtype=wide)
             d_cos, d_sin = result.chunk(2, dim=-1)
             for head in range(heads_BGRTK[0].shape[2]):
-                (grad_real, grad_imaginary), (real, imaginary) = (y[:, :, head].chunk(2, dim=-1) for y in heads_BGRTK)
+                (grad_real, grad_imaginary), (real, imaginary) = (
+                    y[:, :, head].chunk(2, dim=-1) for y in heads_BGRTK
+                )
                 if head == 0:
                     torch.mul(grad_real, real, out=d_cos)
                     torch.mul(grad_imaginary, real, out=d_sin)
@@ -141,7 +177,11 @@ def backward(
 
 
 def _wide(*tensors: Tensor | None) -> torch.dtype:
-    return torch.float64 if any(x is not None and x.dtype == torch.float64 for x in tensors) else torch.float32
+    return (
+        torch.float64
+        if any(x is not None and x.dtype == torch.float64 for x in tensors)
+        else torch.float32
+    )
 
 
 def _chunks(x: Tensor) -> Iterator[tuple[int, int]]:
@@ -154,7 +194,11 @@ def _chunks(x: Tensor) -> Iterator[tuple[int, int]]:
 
 
 def forward(
-    x_BHTK: Tensor, start_B1TK: Tensor, state_BGTK: Tensor | None, out_BHTK: Tensor, backwards: bool = False
+    x_BHTK: Tensor,
+    start_B1TK: Tensor,
+    state_BGTK: Tensor | None,
+    out_BHTK: Tensor,
+    backwards: bool = False,
 ) -> None:
     """Write the rotation, or the rotation back, to ``out``."""
     wide = _wide(x_BHTK, state_BGTK)

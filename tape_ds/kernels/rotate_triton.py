@@ -58,7 +58,14 @@ def _state(
     HALF: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Cosines and sines of ``start + state``."""
-    cos, sin = _halves(START + batch * start_batch + group * start_group, tokens, start_token, present, HALF, COLUMNS)
+    cos, sin = _halves(
+        START + batch * start_batch + group * start_group,
+        tokens,
+        start_token,
+        present,
+        HALF,
+        COLUMNS,
+    )
     if STATE is not None:
         base = STATE + batch * state_batch + group * state_group
         d_cos, d_sin = _halves(base, tokens, state_token, present, HALF, COLUMNS)
@@ -83,7 +90,9 @@ def rotate_kernel(
         state_batch, state_group, state_token, present, HALF, COLUMNS,
     )  # fmt: skip
     for head in tl.range(group * repeats, (group + 1) * repeats):
-        real, imaginary = _halves(X + batch * x_batch + head * x_head, tokens, x_token, present, HALF, COLUMNS)
+        real, imaginary = _halves(
+            X + batch * x_batch + head * x_head, tokens, x_token, present, HALF, COLUMNS
+        )
         turned_real = real * cos - imaginary * sin
         turned_imaginary = imaginary * cos + real * sin
         base = OUT + batch * out_batch + head * out_head
@@ -117,7 +126,9 @@ def rotate_backward_kernel(
             base = DX + batch * dx_batch + head * dx_head
             _store(base, tokens, dx_token, present, d_real, d_imaginary, HALF, COLUMNS)
         if DSTATE is not None:
-            real, imaginary = _halves(X + batch * x_batch + head * x_head, tokens, x_token, present, HALF, COLUMNS)
+            real, imaginary = _halves(
+                X + batch * x_batch + head * x_head, tokens, x_token, present, HALF, COLUMNS
+            )
             d_cos += grad_real * real + grad_imaginary * imaginary
             d_sin += grad_imaginary * real - grad_real * imaginary
     if DSTATE is not None:
@@ -143,7 +154,12 @@ def forward(x: Tensor, start: Tensor, state: Tensor | None, out: Tensor) -> None
 
 
 def backward(
-    grad: Tensor, x: Tensor | None, start: Tensor, state: Tensor | None, d_x: Tensor | None, d_state: Tensor | None
+    grad: Tensor,
+    x: Tensor | None,
+    start: Tensor,
+    state: Tensor | None,
+    d_x: Tensor | None,
+    d_state: Tensor | None,
 ) -> None:
     """Write the gradients that have memory; only the state's needs ``x``."""
     batch, heads, tokens, width = grad.shape

@@ -4,7 +4,9 @@ import torch
 from torch import Tensor
 
 
-def empty_rows(like_BHTK: Tensor, columns: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
+def empty_rows(
+    like_BHTK: Tensor, columns: int | None = None, dtype: torch.dtype | None = None
+) -> Tensor:
     """Return new memory [B, T, H, columns] seen as [B, H, T, columns], the layout of the projections.
 
     Args:
@@ -14,7 +16,9 @@ def empty_rows(like_BHTK: Tensor, columns: int | None = None, dtype: torch.dtype
     """
     batch, heads, tokens, width = like_BHTK.shape
     shape = (batch, tokens, heads, width if columns is None else columns)
-    return torch.empty(shape, dtype=dtype or like_BHTK.dtype, device=like_BHTK.device).transpose(1, 2)
+    return torch.empty(shape, dtype=dtype or like_BHTK.dtype, device=like_BHTK.device).transpose(
+        1, 2
+    )
 
 
 def rows(x: Tensor) -> Tensor:

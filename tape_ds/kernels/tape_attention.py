@@ -102,7 +102,9 @@ def _(q_BHTK: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
     return empty_rows(q_BHTK), empty_rows(q_BHTK), lse_BHT
 
 
-@torch.library.custom_op("tape_ds::tape_attention_backward", mutates_args=(), device_types=("cpu", "cuda"))
+@torch.library.custom_op(
+    "tape_ds::tape_attention_backward", mutates_args=(), device_types=("cpu", "cuda")
+)
 def _backward(
     dout_BHTK: Tensor,
     dattended_BHTK: Tensor,
@@ -121,12 +123,17 @@ def _backward(
     call = ForwardCall(offset, scale, documents_3BS)
     exact = deterministic or torch.are_deterministic_algorithms_enabled()
     saved = Saved(q_BHTK, k_BGSK, v_BGSK, e_BGSK, out_BHTK, attended_BHTK, lse_BHT)
-    with torch.cuda.device_of(q_BHTK):  # ``sum`` hands back one number seen everywhere: rows() copies that
-        return tape_attention_backward.backward(rows(dout_BHTK), rows(dattended_BHTK), saved, call, exact)
+    # ``sum`` hands back one number seen everywhere: rows() copies that
+    with torch.cuda.device_of(q_BHTK):
+        return tape_attention_backward.backward(
+            rows(dout_BHTK), rows(dattended_BHTK), saved, call, exact
+        )
 
 
 @_backward.register_fake
-def _(dout_BHTK: Tensor, dattended_BHTK: Tensor, q_BHTK: Tensor, k_BGSK: Tensor, *_: Any) -> tuple[Tensor, ...]:
+def _(
+    dout_BHTK: Tensor, dattended_BHTK: Tensor, q_BHTK: Tensor, k_BGSK: Tensor, *_: Any
+) -> tuple[Tensor, ...]:
     return empty_rows(q_BHTK), empty_rows(k_BGSK), empty_rows(k_BGSK), empty_rows(k_BGSK)
 
 
@@ -186,7 +193,9 @@ def tape_attention(
     if document_ids is not None:
         ids_shape = (q_BHTK.shape[0], k_BGSK.shape[2])
         if document_ids.shape not in (ids_shape, (3, *ids_shape)):
-            raise ValueError(f"tape_attention: document_ids {list(document_ids.shape)} are not {list(ids_shape)}")
+            raise ValueError(
+                f"tape_attention: document_ids {list(document_ids.shape)} are not {list(ids_shape)}"
+            )
         if document_ids.ndim == 2:
             documents_3BS = document_borders(document_ids)
     return _forward(q_BHTK, k_BGSK, v_BGSK, e_BGSK, documents_3BS, offset, scale, deterministic)[:2]

@@ -16,12 +16,21 @@ from torch import Tensor
 from tape_ds.kernels.jit import triton
 from tape_ds.kernels.launch import INTERPRETER, Launch, Table, choose, padded
 from tape_ds.kernels.strides import empty_rows
-from tape_ds.kernels.tape_attention_backward_kernels import delta_kernel, keys_kernel, queries_kernel, values_kernel
+from tape_ds.kernels.tape_attention_backward_kernels import (
+    delta_kernel,
+    keys_kernel,
+    queries_kernel,
+    values_kernel,
+)
 from tape_ds.kernels.tape_attention_forward import ForwardCall, whole_blocks
 
 _INTERPRETED: Table = {(INTERPRETER, width): (Launch(32, 32),) for width in (16, 32, 64, 128)}
 DELTA: Table = {
-    **{(capability, width): (Launch(32, 0, 4, 2),) for capability in (80, 90) for width in (16, 32, 64, 128)},
+    **{
+        (capability, width): (Launch(32, 0, 4, 2),)
+        for capability in (80, 90)
+        for width in (16, 32, 64, 128)
+    },
     **_INTERPRETED,
 }
 VALUES: Table = {
@@ -143,7 +152,9 @@ def backward(
         start("dK", keys_table, keys_and_queries)
         start("dQ", QUERIES, only_queries)
     else:
-        launch = choose("tape_attention dK dQ", keys_table, q_BHTK.device, columns, shape, keys_and_queries)
+        launch = choose(
+            "tape_attention dK dQ", keys_table, q_BHTK.device, columns, shape, keys_and_queries
+        )
         sums_BHTK.zero_()  # after any trial launch: dQ is added to
         keys_and_queries(launch)
         dq_BHTK.copy_(sums_BHTK[:, :, :queries])

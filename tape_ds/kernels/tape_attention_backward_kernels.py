@@ -23,9 +23,13 @@ from tape_ds.kernels.tape_attention_tiles import (
 
 
 @jit
-def _rows_of(base, row, stride, present_T, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr):
+def _rows_of(
+    base, row, stride, present_T, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr
+):
     """A block of rows in fp32, zeros where they are not present."""
-    return load(tile(move(base, row, stride), stride, ROWS, COLUMNS), present_T, True, WIDTH, COLUMNS).to(tl.float32)
+    return load(
+        tile(move(base, row, stride), stride, ROWS, COLUMNS), present_T, True, WIDTH, COLUMNS
+    ).to(tl.float32)
 
 
 @jit
@@ -40,10 +44,16 @@ def delta_kernel(
     line = (batch * tl.num_programs(1) + head) * lse_h + row + tl.arange(0, ROWS)
     present_T = tl.load(LSE + line) < float("inf")
     out = _rows_of(OUT + batch * out_b + head * out_h, row, out_t, present_T, WIDTH, COLUMNS, ROWS)
-    dout = _rows_of(DOUT + batch * dout_b + head * dout_h, row, dout_t, present_T, WIDTH, COLUMNS, ROWS)
+    dout = _rows_of(
+        DOUT + batch * dout_b + head * dout_h, row, dout_t, present_T, WIDTH, COLUMNS, ROWS
+    )
     delta_T = tl.sum(out * dout, 1)
-    moved = _rows_of(MOVED + batch * moved_b + head * moved_h, row, moved_t, present_T, WIDTH, COLUMNS, ROWS)
-    dmoved = _rows_of(DMOVED + batch * dmoved_b + head * dmoved_h, row, dmoved_t, present_T, WIDTH, COLUMNS, ROWS)
+    moved = _rows_of(
+        MOVED + batch * moved_b + head * moved_h, row, moved_t, present_T, WIDTH, COLUMNS, ROWS
+    )
+    dmoved = _rows_of(
+        DMOVED + batch * dmoved_b + head * dmoved_h, row, dmoved_t, present_T, WIDTH, COLUMNS, ROWS
+    )
     delta_T += tl.sum(moved * dmoved, 1)
     tl.store(DELTA + line, delta_T)
 
@@ -66,7 +76,8 @@ def _query_range(
         whole = high
     else:
         whole = tl.maximum(key + KEYS - 1 - offset, 0)
-        whole = tl.where(key + KEYS > reach, high, whole)  # the last keys need their mask everywhere
+        # the last keys need their mask everywhere
+        whole = tl.where(key + KEYS > reach, high, whole)
     low = low // QUERIES
     whole = tl.maximum(tl.cdiv(tl.minimum(whole, high), QUERIES), low)
     return low * QUERIES, whole * QUERIES, tl.maximum(high // QUERIES, whole) * QUERIES, high
@@ -107,11 +118,14 @@ def _walk_values(
                 tl.arange(0, QUERIES)[None, :], documents_T[None, :], keys_S[:, None] - ahead, documents_S[:, None],
                 reach - ahead, IDS,
             )  # fmt: skip
-            x_ST = tl.where(allowed_ST, x_ST, float("-inf"))  # of 16-bit weights the compiler would select halves
+            # of 16-bit weights the compiler would select halves
+            x_ST = tl.where(allowed_ST, x_ST, float("-inf"))
         p_ST = tl.exp2(x_ST)
         dout_tile = tile(move(move(DOUT, head, dout_h), start, dout_t), dout_t, QUERIES, COLUMNS)
         do_v = load(dout_tile, present_T, MASKED, WIDTH, COLUMNS)
-        dmoved_tile = tile(move(move(DMOVED, head, dmoved_h), start, dmoved_t), dmoved_t, QUERIES, COLUMNS)
+        dmoved_tile = tile(
+            move(move(DMOVED, head, dmoved_h), start, dmoved_t), dmoved_t, QUERIES, COLUMNS
+        )
         do_e = load(dmoved_tile, present_T, MASKED, WIDTH, COLUMNS)
         p = p_ST.to(do_v.dtype)
         dv_SK = tl.dot(p, do_v, dv_SK, input_precision="ieee")
@@ -139,7 +153,11 @@ def values_kernel(
     present_S, documents_S = rows_present(IDS, keys_S, reach, -1)
     end = queries_end(IDS, offset, queries, keys)
     k = load(
-        tile(move(K + batch * k_b + groups_head * k_g, key, k_s), k_s, ROWS, COLUMNS), present_S, True, WIDTH, COLUMNS
+        tile(move(K + batch * k_b + groups_head * k_g, key, k_s), k_s, ROWS, COLUMNS),
+        present_S,
+        True,
+        WIDTH,
+        COLUMNS,
     )
     low, whole, rest, high = _query_range(
         key, keys_S, present_S, FIRST, LAST, queries, keys, reach, offset, ROWS, QUERIES
@@ -189,14 +207,22 @@ def _walk_keys(
         x_ST = tl.dot(k, tl.trans(q), input_precision="ieee") * scale_2 - lse_T[None, :]
         if MASKED:
             allowed_ST = visible(
-                places_T[None, :], documents_T[None, :], keys_S[:, None], documents_S[:, None], reach, IDS
+                places_T[None, :],
+                documents_T[None, :],
+                keys_S[:, None],
+                documents_S[:, None],
+                reach,
+                IDS,
             )
-            x_ST = tl.where(allowed_ST, x_ST, float("-inf"))  # of 16-bit weights the compiler would select halves
+            # of 16-bit weights the compiler would select halves
+            x_ST = tl.where(allowed_ST, x_ST, float("-inf"))
         p_ST = tl.exp2(x_ST)
         dout_tile = tile(move(move(DOUT, head, dout_h), start, dout_t), dout_t, QUERIES, COLUMNS)
         do_v = load(dout_tile, present_T, MASKED, WIDTH, COLUMNS)
         dp_ST = tl.dot(v, tl.trans(do_v), input_precision="ieee")
-        dmoved_tile = tile(move(move(DMOVED, head, dmoved_h), start, dmoved_t), dmoved_t, QUERIES, COLUMNS)
+        dmoved_tile = tile(
+            move(move(DMOVED, head, dmoved_h), start, dmoved_t), dmoved_t, QUERIES, COLUMNS
+        )
         do_e = load(dmoved_tile, present_T, MASKED, WIDTH, COLUMNS)
         dp_ST = tl.dot(e, tl.trans(do_e), dp_ST, input_precision="ieee")
         delta_T = tl.load(move(DELTA, head, lse_h) + rows_T)
@@ -206,7 +232,9 @@ def _walk_keys(
         if ATOMIC:
             dq_TK = tl.dot(tl.trans(ds), k, input_precision="ieee") * scale
             dq_tile = tile(move(move(DQ, head, dq_h), start, dq_t), dq_t, QUERIES, COLUMNS)
-            tl.atomic_add(dq_tile, dq_TK, mask=tl.arange(0, COLUMNS)[None, :] < WIDTH, sem="relaxed")
+            tl.atomic_add(
+                dq_tile, dq_TK, mask=tl.arange(0, COLUMNS)[None, :] < WIDTH, sem="relaxed"
+            )
         head, start = _next(head, start, first, whole, rest, high, QUERIES)
     return dk_SK
 
@@ -231,13 +259,25 @@ def keys_kernel(
     present_S, documents_S = rows_present(IDS, keys_S, reach, -1)
     end = queries_end(IDS, offset, queries, keys)
     k = load(
-        tile(move(K + batch * k_b + groups_head * k_g, key, k_s), k_s, ROWS, COLUMNS), present_S, True, WIDTH, COLUMNS
+        tile(move(K + batch * k_b + groups_head * k_g, key, k_s), k_s, ROWS, COLUMNS),
+        present_S,
+        True,
+        WIDTH,
+        COLUMNS,
     )
     v = load(
-        tile(move(V + batch * v_b + groups_head * v_g, key, v_s), v_s, ROWS, COLUMNS), present_S, True, WIDTH, COLUMNS
+        tile(move(V + batch * v_b + groups_head * v_g, key, v_s), v_s, ROWS, COLUMNS),
+        present_S,
+        True,
+        WIDTH,
+        COLUMNS,
     )
     e = load(
-        tile(move(E + batch * e_b + groups_head * e_g, key, e_s), e_s, ROWS, COLUMNS), present_S, True, WIDTH, COLUMNS
+        tile(move(E + batch * e_b + groups_head * e_g, key, e_s), e_s, ROWS, COLUMNS),
+        present_S,
+        True,
+        WIDTH,
+        COLUMNS,
     )
     low, whole, rest, high = _query_range(
         key, keys_S, present_S, FIRST, LAST, queries, keys, reach, offset, ROWS, QUERIES
@@ -288,7 +328,12 @@ def _walk_queries(
         x_TS = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_2 - lse_T[:, None]
         if MASKED:
             allowed_TS = visible(
-                places_T[:, None], documents_T[:, None], keys_S[None, :], documents_S[None, :], reach, IDS
+                places_T[:, None],
+                documents_T[:, None],
+                keys_S[None, :],
+                documents_S[None, :],
+                reach,
+                IDS,
             )
             x_TS = tl.where(allowed_TS, x_TS, float("-inf"))
         p_TS = tl.exp2(x_TS)
@@ -324,13 +369,27 @@ def queries_kernel(
         IDS += batch * keys
         FIRST += batch * keys
         LAST += batch * keys
-    present_T, documents_T = rows_present(IDS, places_T, queries_end(IDS, offset, queries, keys), -2)
-    low, whole, high = key_range(row, places_T, present_T, FIRST, LAST, keys, reach, offset, ROWS, KEYS)
+    present_T, documents_T = rows_present(
+        IDS, places_T, queries_end(IDS, offset, queries, keys), -2
+    )
+    low, whole, high = key_range(
+        row, places_T, present_T, FIRST, LAST, keys, reach, offset, ROWS, KEYS
+    )
     line = (batch * tl.num_programs(1) + head) * lse_h
-    q = load(tile(move(Q + batch * q_b + head * q_h, row, q_t), q_t, ROWS, COLUMNS), present_T, True, WIDTH, COLUMNS)
-    dout_tile = tile(move(DOUT + batch * dout_b + head * dout_h, row, dout_t), dout_t, ROWS, COLUMNS)
+    q = load(
+        tile(move(Q + batch * q_b + head * q_h, row, q_t), q_t, ROWS, COLUMNS),
+        present_T,
+        True,
+        WIDTH,
+        COLUMNS,
+    )
+    dout_tile = tile(
+        move(DOUT + batch * dout_b + head * dout_h, row, dout_t), dout_t, ROWS, COLUMNS
+    )
     do_v = load(dout_tile, present_T, True, WIDTH, COLUMNS)
-    dmoved_tile = tile(move(DMOVED + batch * dmoved_b + head * dmoved_h, row, dmoved_t), dmoved_t, ROWS, COLUMNS)
+    dmoved_tile = tile(
+        move(DMOVED + batch * dmoved_b + head * dmoved_h, row, dmoved_t), dmoved_t, ROWS, COLUMNS
+    )
     do_e = load(dmoved_tile, present_T, True, WIDTH, COLUMNS)
     lse_T = tl.load(LSE + line + rows_T)
     delta_T = tl.load(DELTA + line + rows_T)

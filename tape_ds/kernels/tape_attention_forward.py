@@ -56,11 +56,21 @@ class ForwardCall(NamedTuple):
         return max(0, min(keys, self.offset + queries))
 
     def documents(self) -> tuple[Tensor | None, ...]:
-        return (None, None, None) if self.documents_3BS is None else self.documents_3BS.contiguous().unbind()
+        return (
+            (None, None, None)
+            if self.documents_3BS is None
+            else self.documents_3BS.contiguous().unbind()
+        )
 
     def arguments(self, queries: int, keys: int) -> dict[str, Any]:
         reach = self.reach(queries, keys)
-        return {"queries": queries, "keys": keys, "reach": reach, "offset": self.offset, "scale": self.scale}
+        return {
+            "queries": queries,
+            "keys": keys,
+            "reach": reach,
+            "offset": self.offset,
+            "scale": self.scale,
+        }
 
 
 def whole_blocks(queries: int) -> int:
@@ -88,7 +98,12 @@ def _walk(
         scores_TS = tl.dot(q, tl.trans(k), input_precision="ieee")
         if MASKED:
             allowed_TS = visible(
-                places_T[:, None], documents_T[:, None], keys_S[None, :], documents_S[None, :], reach, IDS
+                places_T[:, None],
+                documents_T[:, None],
+                keys_S[None, :],
+                documents_S[None, :],
+                reach,
+                IDS,
             )
             scores_TS = tl.where(allowed_TS, scores_TS, float("-inf"))
         new_T = tl.maximum(top_T, tl.max(scores_TS, 1) * scale_2)  # a scale above 0 keeps the order
@@ -116,7 +131,8 @@ def forward_kernel(
     ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Output and base-2 log-sum-exp of one block of queries; grid (blocks, heads, batch)."""
-    block = tl.num_programs(0) - 1 - tl.program_id(0)  # the last blocks take longest: they start first
+    # the last blocks take longest: they start first
+    block = tl.num_programs(0) - 1 - tl.program_id(0)
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     groups_head = head // group
     row = block * ROWS
@@ -126,13 +142,24 @@ def forward_kernel(
         IDS += batch * keys
         FIRST += batch * keys
         LAST += batch * keys
-    present_T, documents_T = rows_present(IDS, places_T, queries_end(IDS, offset, queries, keys), -2)
-    low, whole, high = key_range(row, places_T, present_T, FIRST, LAST, keys, reach, offset, ROWS, KEYS)
-    q = load(tile(move(Q + batch * q_b + head * q_h, row, q_t), q_t, ROWS, COLUMNS), present_T, True, WIDTH, COLUMNS)
+    present_T, documents_T = rows_present(
+        IDS, places_T, queries_end(IDS, offset, queries, keys), -2
+    )
+    low, whole, high = key_range(
+        row, places_T, present_T, FIRST, LAST, keys, reach, offset, ROWS, KEYS
+    )
+    q = load(
+        tile(move(Q + batch * q_b + head * q_h, row, q_t), q_t, ROWS, COLUMNS),
+        present_T,
+        True,
+        WIDTH,
+        COLUMNS,
+    )
     k_base = K + batch * k_b + groups_head * k_g
     v_base = V + batch * v_b + groups_head * v_g
     e_base = E + batch * e_b + groups_head * e_g
-    top_T = tl.full([ROWS], -1e30, tl.float32)  # finite: -inf - -inf would be NaN where nothing has been seen yet
+    # finite: -inf - -inf would be NaN where nothing has been seen yet
+    top_T = tl.full([ROWS], -1e30, tl.float32)
     total_T = tl.zeros([ROWS], tl.float32)
     v_TK = tl.zeros([ROWS, COLUMNS], tl.float32)
     e_TK = tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -151,7 +178,9 @@ def forward_kernel(
     inside_T = rows_T < queries
     at = move(batch * out_b + head * out_h, row, out_t)
     store(tile(OUT + at, out_t, ROWS, COLUMNS), v_TK * inverse_T[:, None], inside_T, WIDTH, COLUMNS)
-    store(tile(MOVED + at, out_t, ROWS, COLUMNS), e_TK * inverse_T[:, None], inside_T, WIDTH, COLUMNS)
+    store(
+        tile(MOVED + at, out_t, ROWS, COLUMNS), e_TK * inverse_T[:, None], inside_T, WIDTH, COLUMNS
+    )
     lse_T = tl.where(seen_T, top_T + tl.log2(tl.where(seen_T, total_T, 1.0)), float("inf"))
     tl.store(LSE + (batch * tl.num_programs(1) + head) * lse_h + rows_T, lse_T, mask=inside_T)
 
@@ -168,9 +197,13 @@ def forward(
     batch, heads, queries, width = q_BHTK.shape
     groups, keys = k_BGSK.shape[1:3]
     out_BHTK, attended_BHTK = empty_rows(q_BHTK), empty_rows(q_BHTK)
-    lse_BHT = torch.empty((batch, heads, whole_blocks(queries)), device=q_BHTK.device, dtype=torch.float32)
+    lse_BHT = torch.empty(
+        (batch, heads, whole_blocks(queries)), device=q_BHTK.device, dtype=torch.float32
+    )
     lse_BHT[:, :, queries:].fill_(float("inf"))
-    strides = [stride for x in (q_BHTK, k_BGSK, v_BGSK, e_BGSK, out_BHTK) for stride in x.stride()[:3]]
+    strides = [
+        stride for x in (q_BHTK, k_BGSK, v_BGSK, e_BGSK, out_BHTK) for stride in x.stride()[:3]
+    ]
     documents, arguments = call.documents(), call.arguments(queries, keys)
 
     def run(launch: Launch) -> None:

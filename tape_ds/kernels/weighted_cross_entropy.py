@@ -57,13 +57,17 @@ def weighted_cross_entropy(
     fits = hidden_ND.ndim == weight_VD.ndim == 2 and hidden_ND.shape[1] == weight_VD.shape[1]
     if not fits or not hidden_ND.shape[:1] == labels_N.shape == given_N.shape:
         shapes = ", ".join(str(tuple(x.shape)) for x in (hidden_ND, weight_VD, labels_N, given_N))
-        raise ValueError(f"hidden [N, D], weight [V, D], labels [N] and weights [N] are needed, not {shapes}")
+        raise ValueError(
+            f"hidden [N, D], weight [V, D], labels [N] and weights [N] are needed, not {shapes}"
+        )
     chunk = chunk_tokens(weight_VD.shape[0]) if chunk is None else chunk
     if chunk < 1:
         raise ValueError(f"chunk = {chunk}: give 1 token or more")
     # under no_grad, where torch's needs_input_grad stays true, no gradient is computed
     wanted = tuple(torch.is_grad_enabled() and x.requires_grad for x in (hidden_ND, weight_VD))
-    loss, others = _Weighted.apply(hidden_ND, weight_VD, labels_N, given_N, cap, ignore_index, chunk, wanted)
+    loss, others = _Weighted.apply(
+        hidden_ND, weight_VD, labels_N, given_N, cap, ignore_index, chunk, wanted
+    )
     return torch.cat((loss[None], others))
 
 
@@ -76,7 +80,9 @@ def weights_of(given_N: Tensor, losses_N: Tensor, cap: float | None) -> Tensor:
 
 
 @torch.no_grad()
-def separate_losses(hidden_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, *, ignore_index: int = -100) -> Tensor:
+def separate_losses(
+    hidden_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, *, ignore_index: int = -100
+) -> Tensor:
     """Return the loss of each token, fp32 [N] (fp64 for fp64 input) in nats, 0 without a label; without gradients.
     Arguments are those of :func:`weighted_cross_entropy`."""
     weight = weight_VD.to(product_dtype(hidden_ND))
@@ -86,7 +92,9 @@ def separate_losses(hidden_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, *, i
         for at in range(0, len(labels_N), chunk):
             rows = slice(at, at + chunk)
             logits_CV = (hidden_ND[rows].to(weight.dtype) @ weight.t()).to(losses_N.dtype)
-            losses_N[rows] = F.cross_entropy(logits_CV, labels_N[rows], ignore_index=ignore_index, reduction="none")
+            losses_N[rows] = F.cross_entropy(
+                logits_CV, labels_N[rows], ignore_index=ignore_index, reduction="none"
+            )
     return losses_N
 
 
@@ -121,7 +129,9 @@ class _Weighted(torch.autograd.Function):
                 # zeros instead of the padding's values: 0 x NaN would reach the weight's gradient
                 hidden_CD = hidden_ND[rows].to(dtype).masked_fill(ignored_C[:, None], 0)
                 log_p_CV = torch.log_softmax(hidden_CD @ weight.t(), dim=-1, dtype=sums.dtype)
-                losses_C = F.nll_loss(log_p_CV, labels_C, ignore_index=ignore_index, reduction="none")
+                losses_C = F.nll_loss(
+                    log_p_CV, labels_C, ignore_index=ignore_index, reduction="none"
+                )
                 weights_C = weights_of(given_N[rows], losses_C, cap).masked_fill(ignored_C, 0)
                 sums += torch.stack(((weights_C * losses_C).sum(), losses_C.sum(), weights_C.sum()))
                 if not (for_hidden or for_weight):
@@ -147,7 +157,9 @@ class _Weighted(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, factor: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         kept = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        found = [None if each is None else scaled_gradient(each, factor, dtype) for each, dtype in kept]
+        found = [
+            None if each is None else scaled_gradient(each, factor, dtype) for each, dtype in kept
+        ]
         return (*found, None, None, None, None, None, None)
 
 

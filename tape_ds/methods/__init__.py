@@ -38,11 +38,17 @@ METHODS: Mapping[str, Method] = {
     "lora": Method("adapters", embeddings=True),
     "longlora": Method("adapters", embeddings=True, grouped=True),
     # a larger base instead of interpolation (Roziere et al. 2023, arXiv:2308.12950, section 2.4)
-    "theta": Method("adapters", embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 1e6}),
+    "theta": Method(
+        "adapters", embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 1e6}
+    ),
     "full": Method("everything", embeddings=True),
     # Gelberg et al. 2025, arXiv:2512.12167; 0.103 is their scale for SmolLM
     "drope": Method(
-        "everything", encoding="nope", embeddings=True, drops_rope=True, position_options={"score_scale": 0.103}
+        "everything",
+        encoding="nope",
+        embeddings=True,
+        drops_rope=True,
+        position_options={"score_scale": 0.103},
     ),
     "norms": Method("groups"),
     "linear": Method("nothing", rope_parameters={"rope_type": "linear"}),

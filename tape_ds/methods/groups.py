@@ -23,7 +23,11 @@ def names(model: PreTrainedModel, settings: Any) -> list[str]:
     for switch, modules in modules_by_switch(model).items():
         if not getattr(settings, switch):
             continue
-        found = [f"{path}.{name}" for path, module in modules.items() for name, _ in module.named_parameters()]
+        found = [
+            f"{path}.{name}"
+            for path, module in modules.items()
+            for name, _ in module.named_parameters()
+        ]
         if not found:
             remedy = f"set {switch} to false, or choose an encoding that has such parameters"
             raise UserError(Problem(switch, True, "this model has no such parameters", remedy))
@@ -34,7 +38,9 @@ def names(model: PreTrainedModel, settings: Any) -> list[str]:
 def position_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Return the outermost modules that hold an encoding's own parameters, by path: of one inside another (Abacus wraps
     an encoding) peft would make two copies, and train the one without effect."""
-    found = {p: m for p, m in model.named_modules() if isinstance(m, (PositionEncoding, PositionLayer))}
+    found = {
+        p: m for p, m in model.named_modules() if isinstance(m, (PositionEncoding, PositionLayer))
+    }
     return {p: m for p, m in found.items() if not any(p.startswith(f"{outer}.") for outer in found)}
 
 
@@ -42,7 +48,11 @@ def position_parameters(model: nn.Module) -> set[str]:
     """Return names of an encoding's own parameters, in a model or what wraps it: those of peft's whole copies among
     them."""
     modules = position_modules(model)
-    return {f"{path}.{name}" for path, module in modules.items() for name, _ in module.named_parameters()}
+    return {
+        f"{path}.{name}"
+        for path, module in modules.items()
+        for name, _ in module.named_parameters()
+    }
 
 
 def modules_by_switch(model: PreTrainedModel) -> dict[str, dict[str, nn.Module]]:
@@ -51,7 +61,9 @@ def modules_by_switch(model: PreTrainedModel) -> dict[str, dict[str, nn.Module]]
     return {
         "train_position": position_modules(model),
         "train_norms": {
-            p: m for p, m in modules.items() if _NORM.search(type(m).__name__) and any(True for _ in m.parameters())
+            p: m
+            for p, m in modules.items()
+            if _NORM.search(type(m).__name__) and any(True for _ in m.parameters())
         },
         "train_embeddings": {p: m for p, m in modules.items() if m is embeddings},
     }

@@ -39,7 +39,10 @@ def build(config: TapeConfig, seed: int, dtype: torch.dtype) -> TapeForCausalLM:
         names = [name for name, _ in part.named_parameters(prefix=path) if name in parameters]
         values = _draw(blank, path, part, seed) if draws and names else {}
         for name in names:
-            with torch.no_grad(), deepspeed.zero.GatheredParameters([parameters[name]], modifier_rank=0):
+            with (
+                torch.no_grad(),
+                deepspeed.zero.GatheredParameters([parameters[name]], modifier_rank=0),
+            ):
                 if name in values:
                     parameters[name].copy_(values[name])
     return model

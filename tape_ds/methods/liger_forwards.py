@@ -35,7 +35,11 @@ def use_liger(model: nn.Module) -> list[str]:
         return self.down_proj(functional.liger_swiglu(self.gate_proj(x), self.up_proj(x)))
 
     norms = [module for module in model.modules() if isinstance(module, LlamaRMSNorm)]
-    mlps = [m for m in model.modules() if isinstance(m, LlamaMLP) and m.config.hidden_act in ("silu", "swish")]
+    mlps = [
+        m
+        for m in model.modules()
+        if isinstance(m, LlamaMLP) and m.config.hidden_act in ("silu", "swish")
+    ]
     heads = [module for module in model.modules() if isinstance(module, OutputHead)]
     module: Any
     for module in norms:
@@ -46,7 +50,9 @@ def use_liger(model: nn.Module) -> list[str]:
     def loss(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, ignore_index: int) -> Any:
         # A weight's gradient summed over chunks in bf16 would lose the later ones.
         options = {"ignore_index": ignore_index, "reduction": "sum", "accum_dtype": torch.float32}
-        return functional.liger_fused_linear_cross_entropy(hidden_ND, weight_VD, targets_N, **options)
+        return functional.liger_fused_linear_cross_entropy(
+            hidden_ND, weight_VD, targets_N, **options
+        )
 
     for head in heads:
         head.fused_loss = loss

@@ -5,7 +5,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from deepspeed.runtime.activation_checkpointing.offload_activations import CheckpointHiddenStatesOffload
+from deepspeed.runtime.activation_checkpointing.offload_activations import (
+    CheckpointHiddenStatesOffload,
+)
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -106,7 +108,9 @@ class MemorySavings:
                 layers = [module for module in model.modules() if isinstance(module, PositionLayer)]
                 keep_last = 2 if any(layer.state_columns for layer in layers) else 1
                 self.offload = InputOffload(device, keep_last)
-            self.recompute = use_recompute(model, memory.checkpoint_layers, self.offload or nullcontext)
+            self.recompute = use_recompute(
+                model, memory.checkpoint_layers, self.offload or nullcontext
+            )
 
     def outline(self) -> list[str]:
         lines = [f"in {self.memory.mlp_tiles} tiles: {', '.join(self.tiled)}"] if self.tiled else []
@@ -115,14 +119,18 @@ class MemorySavings:
             offloaded = ""
             if self.offload is not None:
                 offloaded = ", their inputs in the host's memory"
-            lines.append(f"computed again in the backward: {self.recompute.blocks} blocks{kept}{offloaded}")
+            lines.append(
+                f"computed again in the backward: {self.recompute.blocks} blocks{kept}{offloaded}"
+            )
         return lines
 
     def without_effect(self) -> list[str]:
         """Return a line for each saving that has saved nothing by the end of the first step."""
         lines = []
         if self.offload is not None and self.offload.moved_bytes == 0:
-            lines.append("checkpoint_offload moves nothing: a backward needs the last block's inputs alone; remove it")
+            lines.append(
+                "checkpoint_offload moves nothing: a backward needs the last block's inputs alone; remove it"
+            )
         if self.recompute is not None and self.recompute.selective and self.recompute.kept == 0:
             lines.append(
                 "checkpoint_layers: selective is as 1 here: attention is no operator that could "

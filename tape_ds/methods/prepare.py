@@ -29,7 +29,9 @@ def prepare(name: str, model: nn.Module, settings: Any) -> Trained:
     method = METHODS[name]
     prepared = model.requires_grad_(method.trains == "everything")
     for router in decoder.routers(model).values():
-        router.requires_grad_(method.trains == "everything" and bool(getattr(settings, "train_router", False)))
+        router.requires_grad_(
+            method.trains == "everything" and bool(getattr(settings, "train_router", False))
+        )
     if method.trains == "groups":
         for parameter in map(model.get_parameter, groups.names(model, settings)):
             parameter.requires_grad_(True)
@@ -37,7 +39,9 @@ def prepare(name: str, model: nn.Module, settings: Any) -> Trained:
         prepared = attach(model, settings)
     if method.grouped:
         use_groups(model, settings.group_tokens)
-    names = tuple(name for name, parameter in prepared.named_parameters() if parameter.requires_grad)
+    names = tuple(
+        name for name, parameter in prepared.named_parameters() if parameter.requires_grad
+    )
     if not names and method.trains != "nothing":
         remedy = "set train_position, train_norms or train_embeddings, or choose another method"
         raise UserError(Problem("method", name, "there is nothing to train", remedy))
@@ -56,13 +60,20 @@ def attach(model: PreTrainedModel, settings: Any) -> nn.Module:
     switches = groups.modules_by_switch(model)
     # refuses a group that is on but empty
     groups.names(model, settings)
-    whole = [path for switch, modules in switches.items() if getattr(settings, switch) for path in modules]
+    whole = [
+        path
+        for switch, modules in switches.items()
+        if getattr(settings, switch)
+        for path in modules
+    ]
     config = LoraConfig(
         task_type="CAUSAL_LM",
         r=settings.lora_r,
         lora_alpha=settings.lora_alpha,
         lora_dropout=settings.lora_dropout,
-        target_modules=[path for path in linears if path.rsplit(".", 1)[-1] in settings.lora_targets],
+        target_modules=[
+            path for path in linears if path.rsplit(".", 1)[-1] in settings.lora_targets
+        ],
         modules_to_save=whole or None,
         ensure_weight_tying=bool(settings.train_embeddings and model.config.tie_word_embeddings),
     )
@@ -71,7 +82,9 @@ def attach(model: PreTrainedModel, settings: Any) -> nn.Module:
     # Where a head is tied to trained embeddings, peft's copy of it is a plain ``nn.Linear`` (with its two sizes in the
     # wrong order), which could only give logits.
     for module in wrapped.modules():
-        if isinstance(module, ModulesToSaveWrapper) and isinstance(module.original_module, OutputHead):
+        if isinstance(module, ModulesToSaveWrapper) and isinstance(
+            module.original_module, OutputHead
+        ):
             for copied in module.modules_to_save.values():
                 head: Any = OutputHead.of(copied)
                 head.out_features, head.in_features = head.weight.shape
@@ -84,4 +97,6 @@ def assert_trainable(model: nn.Module, names: tuple[str, ...]) -> None:
     if found != set(names):
         extra = sorted(found - set(names))
         lost = sorted(set(names) - found)
-        raise RuntimeError(f"trainable parameters changed: not meant to train {extra}, meant to train {lost}")
+        raise RuntimeError(
+            f"trainable parameters changed: not meant to train {extra}, meant to train {lost}"
+        )

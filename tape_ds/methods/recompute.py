@@ -41,7 +41,9 @@ dispatches no such operator."""
 class Recompute:
     """The recomputed blocks of one model; ``saving`` makes the context under which a block's inputs are kept."""
 
-    def __init__(self, *, selective: bool, saving: Callable[[], AbstractContextManager[Any]] = nullcontext):
+    def __init__(
+        self, *, selective: bool, saving: Callable[[], AbstractContextManager[Any]] = nullcontext
+    ):
         self.selective = selective
         self.saving = saving
         self.kept = 0
@@ -53,11 +55,15 @@ class Recompute:
         # the reentrant form loses a position state's gradients
         options: dict[str, Any] = {"use_reentrant": False}
         if self.selective:
-            options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, self._policy)
+            options["context_fn"] = functools.partial(
+                create_selective_checkpoint_contexts, self._policy
+            )
         with self.saving():
             return checkpoint(block, *inputs, **options)
 
-    def _policy(self, context: SelectiveCheckpointContext, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+    def _policy(
+        self, context: SelectiveCheckpointContext, operator: Any, *_: Any, **__: Any
+    ) -> CheckpointPolicy:
         if operator.name() not in ATTENTION:
             return CheckpointPolicy.PREFER_RECOMPUTE
         self.kept += not context.is_recompute
@@ -74,7 +80,9 @@ def use_recompute(
     Gradients are those of a model that remembers everything, bit for bit: the same operators run on the same numbers,
     random ones included. Raises ValueError for a model without blocks that can be computed again.
     """
-    blocks = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    blocks = [
+        module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)
+    ]
     if not blocks:
         raise ValueError(f"{type(model).__name__} has no blocks that can be computed again")
     recompute = Recompute(selective=layers == "selective", saving=saving)

@@ -37,7 +37,9 @@ def use_tiles(model: nn.Module, tiles: int) -> list[str]:
     updates: list[Any] = [
         module
         for module in model.modules()
-        if isinstance(module, TapeLayer) and module.whole_halves and not (module.attend is None and module.gate is None)
+        if isinstance(module, TapeLayer)
+        and module.whole_halves
+        and not (module.attend is None and module.gate is None)
     ]
     if not feed_forwards:
         raise ValueError(f"{type(model).__name__} has no feed-forward that can be tiled")
@@ -46,18 +48,26 @@ def use_tiles(model: nn.Module, tiles: int) -> list[str]:
         def tiled(self: nn.Module, x_BTD: Tensor) -> Tensor:
             if not self.training:
                 return forward(x_BTD)
-            return torch.cat([_again(forward, piece) for piece in x_BTD.tensor_split(tiles, dim=1)], dim=1)
+            return torch.cat(
+                [_again(forward, piece) for piece in x_BTD.tensor_split(tiles, dim=1)], dim=1
+            )
 
         return tiled
 
     def tile_update(next_state: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def tiled(
-            self: TapeLayer, start: Tensor, state: Tensor | None, attended_BHTC: Tensor | None, y_BTD: Tensor
+            self: TapeLayer,
+            start: Tensor,
+            state: Tensor | None,
+            attended_BHTC: Tensor | None,
+            y_BTD: Tensor,
         ) -> Tensor:
             if not self.training:
                 return next_state(start, state, attended_BHTC, y_BTD)
             states = (start, state, attended_BHTC)
-            by_tokens = [(None,) * tiles if x is None else x.tensor_split(tiles, dim=2) for x in states]
+            by_tokens = [
+                (None,) * tiles if x is None else x.tensor_split(tiles, dim=2) for x in states
+            ]
             pieces = zip(*by_tokens, y_BTD.tensor_split(tiles, dim=1), strict=True)
             return torch.cat([_again(next_state, *piece) for piece in pieces], dim=2)
 

@@ -30,7 +30,11 @@ def columns(integers: int) -> int:
 def attach(k_BGTK: Tensor, positions_BTN: Tensor) -> Tensor:
     """Append the positions' digits and zeros to the keys: [B, G, T, K + C]."""
     if not torch.compiler.is_compiling():
-        refuse_above(positions_BTN, LARGEST, f"a cache keeps positions up to {LARGEST} for this encoding, not {{}}")
+        refuse_above(
+            positions_BTN,
+            LARGEST,
+            f"a cache keeps positions up to {LARGEST} for this encoding, not {{}}",
+        )
     digits = [positions_BTN // BASE**power % BASE for power in range(DIGITS)]
     added = columns(positions_BTN.shape[-1])
     digits_BTD = torch.cat(digits, dim=-1).to(k_BGTK.dtype)
@@ -60,7 +64,11 @@ def require_own(cached_BGSC: Tensor, columns: int) -> None:
 def keys_before(cache: Cache | None, layer_idx: int, offset: int | Tensor) -> Tensor | None:
     """Return a layer's cached keys [B, G, S, ...], at a tensor offset its whole buffer; None without any, and for a
     quantised cache."""
-    if cache is None or layer_idx >= len(cache.layers) or not cache.layers[layer_idx].is_initialized:
+    if (
+        cache is None
+        or layer_idx >= len(cache.layers)
+        or not cache.layers[layer_idx].is_initialized
+    ):
         return None
     keys = cache.layers[layer_idx].keys
     if keys is None or keys.dim() != 4:
@@ -75,7 +83,9 @@ def keys_before(cache: Cache | None, layer_idx: int, offset: int | Tensor) -> Te
     return keys
 
 
-def recall(cache: Cache | None, offset: int | Tensor, integers: int, head_dim: int) -> Tensor | None:
+def recall(
+    cache: Cache | None, offset: int | Tensor, integers: int, head_dim: int
+) -> Tensor | None:
     """Return the positions int64 [B, S, N] of the tokens in a cache, at a tensor offset of its whole buffer; None
     without any."""
     if cache is None or integers == 0 or not cache.layers or not cache.layers[0].is_initialized:
@@ -92,6 +102,11 @@ def recall(cache: Cache | None, offset: int | Tensor, integers: int, head_dim: i
     if keys.shape[-1] < head_dim + added:
         require_own(keys, head_dim + added)
     start = keys.shape[-1] - added
-    digits = keys[:, 0, :, start : start + DIGITS * integers].round().long().unflatten(-1, (DIGITS, integers))
+    digits = (
+        keys[:, 0, :, start : start + DIGITS * integers]
+        .round()
+        .long()
+        .unflatten(-1, (DIGITS, integers))
+    )
     powers = BASE ** torch.arange(DIGITS, device=digits.device)
     return (digits * powers[:, None]).sum(dim=-2)

@@ -36,7 +36,9 @@ def check(native: PreTrainedConfig) -> list[Problem]:
     return _compare(native, native, own.parameters, own.head_size, name)
 
 
-def check_extended(native: PreTrainedConfig, config: PreTrainedConfig, parameters: Mapping[str, Any]) -> list[Problem]:
+def check_extended(
+    native: PreTrainedConfig, config: PreTrainedConfig, parameters: Mapping[str, Any]
+) -> list[Problem]:
     """Return why the class of an accepted base does not compute ``parameters`` with ``config``."""
     name = native.name_or_path or native.model_type
     own = trained_rope.read(native.to_dict(), name)
@@ -44,14 +46,20 @@ def check_extended(native: PreTrainedConfig, config: PreTrainedConfig, parameter
 
 
 def _compare(
-    native: PreTrainedConfig, config: PreTrainedConfig, parameters: Mapping[str, Any], head_size: int, name: str
+    native: PreTrainedConfig,
+    config: PreTrainedConfig,
+    parameters: Mapping[str, Any],
+    head_size: int,
+    name: str,
 ) -> list[Problem]:
     kind = native.model_type
     try:
         computed = [_computed(module) for module in _rotary(native, config)]
     except Exception as error:  # with sizes that do not fit, a class raises anything
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        wrong = f"transformers' class for {kind} cannot be built with its config.json ({reason[:300]})"
+        wrong = (
+            f"transformers' class for {kind} cannot be built with its config.json ({reason[:300]})"
+        )
         remedy = "compare it with the one that the weights were published with: a field is missing, or fits no other"
         return [Problem("model", name, wrong, remedy)]
     if parameters["rope_type"] in KEPT:

@@ -41,17 +41,31 @@ _LLAMA_FIELDS = set(LlamaConfig.__dataclass_fields__) - _CLASS_FIELDS
 def tape_config(source: PreTrainedConfig, **changes: Any) -> TapeConfig:
     """Return a ``TapeConfig`` with the source's sizes; ``changes`` replace or add fields."""
     raise_if_any(check_llama_shaped(source))
-    fields = {name: copy.deepcopy(value) for name, value in source.to_dict().items() if name in _LLAMA_FIELDS}
+    fields = {
+        name: copy.deepcopy(value)
+        for name, value in source.to_dict().items()
+        if name in _LLAMA_FIELDS
+    }
     rope = trained_rope.read(source.to_dict(), source.name_or_path or source.model_type)
     fields["rope_parameters"] = dict(rope.parameters)
     fields["qkv_bias"] = source.model_type == QWEN2
     fields["qk_norm"] = source.model_type == QWEN3
     if source.model_type == TapeConfig.model_type:
-        own = ("position_encoding", "position_options", "state_dtype", "attention_backend", "qkv_bias", "qk_norm")
+        own = (
+            "position_encoding",
+            "position_options",
+            "state_dtype",
+            "attention_backend",
+            "qkv_bias",
+            "qk_norm",
+        )
         fields |= {name: copy.deepcopy(getattr(source, name)) for name in own}
     known = set(TapeConfig.__dataclass_fields__)
     raise_if_any(
-        [Problem(name, changes[name], "no field of TapeConfig", "see TapeConfig") for name in changes.keys() - known]
+        [
+            Problem(name, changes[name], "no field of TapeConfig", "see TapeConfig")
+            for name in changes.keys() - known
+        ]
     )
     return TapeConfig(**(fields | changes))
 
@@ -62,15 +76,22 @@ def load(source: str | Path, config: TapeConfig, **arguments: Any) -> TapeForCau
 
     def kind_of(name: str) -> str:
         """Return the end of an encoding parameter's name, the same in every layer; "" for other parameters."""
-        return next((name.partition(part)[2] for part in (".position.", "model.encoding.") if part in name), "")
+        return next(
+            (name.partition(part)[2] for part in (".position.", "model.encoding.") if part in name),
+            "",
+        )
 
     def required(model: Any, missing: Collection[str]) -> list[str]:
         present = {kind_of(name) for name, _ in model.named_parameters() if name not in missing}
         if new := sorted({kind_of(name) for name in missing} - present - {""}):
-            logger.info("new parameters of the encoding %s: %s", config.position_encoding, ", ".join(new))
+            logger.info(
+                "new parameters of the encoding %s: %s", config.position_encoding, ", ".join(new)
+            )
         return [name for name in missing if kind_of(name) not in new]
 
-    model: TapeForCausalLM = load_exact(TapeForCausalLM, source, required, config=config, **arguments)
+    model: TapeForCausalLM = load_exact(
+        TapeForCausalLM, source, required, config=config, **arguments
+    )
     return model
 
 
@@ -83,7 +104,9 @@ def to_plain(model: TapeForCausalLM) -> LlamaForCausalLM | Qwen2ForCausalLM | Qw
         remedy = "only RoPE scaling that transformers knows makes a plain Llama; keep others as model type 'tape'"
         encoding = f"{config.position_encoding}, {config.rope_parameters['rope_type']} RoPE"
         encoding += f", {config.position_options}" if config.position_options else ""
-        raise UserError(Problem("position_encoding", encoding, "not expressible as a Llama", remedy))
+        raise UserError(
+            Problem("position_encoding", encoding, "not expressible as a Llama", remedy)
+        )
     kind: Any = _PLAIN[plain_type(config)]
     known = set(kind.config_class.__dataclass_fields__) - _CLASS_FIELDS
     fields = {name: value for name, value in config.to_dict().items() if name in known}
@@ -106,7 +129,11 @@ def check_rows(config: PreTrainedConfig, tokenizer: Any) -> list[Problem]:
         return []
     first = _tokens_from(config.vocab_size, tokenizer)
     wrong = f"{config.vocab_size:,} rows for a tokenizer of {tokens:,} tokens: no row for {first}"
-    return [Problem("model", config.vocab_size, wrong, "use the tokenizer that was saved with this model")]
+    return [
+        Problem(
+            "model", config.vocab_size, wrong, "use the tokenizer that was saved with this model"
+        )
+    ]
 
 
 def rows_note(config: PreTrainedConfig, tokenizer: Any) -> str | None:
@@ -136,8 +163,16 @@ def cut_rows(model: TapeForCausalLM, rows: int, tokenizer: Any) -> TapeForCausal
         problems.append(Problem("rows", rows, wrong, remedy))
     for name in ("bos_token_id", "eos_token_id"):
         given = getattr(model.config, name)
-        if any(token >= rows for token in (given if isinstance(given, list) else [given]) if token is not None):
-            problems.append(Problem(f"config.{name}", given, f"not among the first {rows:,} rows", "keep its row"))
+        if any(
+            token >= rows
+            for token in (given if isinstance(given, list) else [given])
+            if token is not None
+        ):
+            problems.append(
+                Problem(
+                    f"config.{name}", given, f"not among the first {rows:,} rows", "keep its row"
+                )
+            )
     raise_if_any(problems)
 
     config = copy.deepcopy(model.config)
@@ -158,5 +193,7 @@ def cut_rows(model: TapeForCausalLM, rows: int, tokenizer: Any) -> TapeForCausal
 
 
 def _tokens_from(start: int, tokenizer: Any) -> str:
-    beyond = sorted((number, token) for token, number in tokenizer.get_vocab().items() if number >= start)
+    beyond = sorted(
+        (number, token) for token, number in tokenizer.get_vocab().items() if number >= start
+    )
     return ", ".join(repr(token) for _, token in beyond[:5])

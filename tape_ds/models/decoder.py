@@ -66,13 +66,19 @@ class KeyPlaces:
         if self.positions is None:
             return self.layout
         if window not in self._within:
-            skips_BT = F.pad((self.positions.diff(dim=1) >= window).cumsum(dim=1), (1, 0)).expand(sequences, -1)
+            skips_BT = F.pad((self.positions.diff(dim=1) >= window).cumsum(dim=1), (1, 0)).expand(
+                sequences, -1
+            )
             ids_BT = skips_BT
             none = not torch.compiler.is_compiling() and not bool(skips_BT.any())
             if self.layout is not None:
                 documents_BT = self.layout.ids_BS.long()
-                ids_BT = torch.where(documents_BT < 0, -1, documents_BT * skips_BT.shape[1] + skips_BT)
-            self._within[window] = self.layout if none else DocumentLayout(ids_BT, skips_BT.shape[1])
+                ids_BT = torch.where(
+                    documents_BT < 0, -1, documents_BT * skips_BT.shape[1] + skips_BT
+                )
+            self._within[window] = (
+                self.layout if none else DocumentLayout(ids_BT, skips_BT.shape[1])
+            )
         return self._within[window]
 
 
@@ -100,11 +106,15 @@ def places(
         q_offset = int(q_offset)  # a static cache counts on the device
     # the decoder was called, not the whole model
     if layout is _UNKNOWN:
-        layout = Documents(attention_mask, None, None, None, None, None).layout(batch_size, q_length, q_offset)
+        layout = Documents(attention_mask, None, None, None, None, None).layout(
+            batch_size, q_length, q_offset
+        )
     if layout is not None and kv_offset:
         layout = layout.cached(
             ("from", kv_offset),
-            lambda whole: DocumentLayout(whole.ids_BS[:, kv_offset:], whole.queries, whole.offset - kv_offset),
+            lambda whole: DocumentLayout(
+                whole.ids_BS[:, kv_offset:], whole.queries, whole.offset - kv_offset
+            ),
         )
     return KeyPlaces(layout, q_offset - kv_offset, local_size, _positions.get())
 
@@ -125,10 +135,16 @@ def attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Attention of one layer, as transformers calls it -> [B, T, H, V], and weights of the ``reference`` backend."""
     if dropout:
-        raise ValueError(f"attention dropout of {dropout} is computed by no backend: set it to 0 in the configuration")
+        raise ValueError(
+            f"attention dropout of {dropout} is computed by no backend: set it to 0 in the configuration"
+        )
     if isinstance(attention_mask, Tensor):
-        raise ValueError("ready-made masks are not supported: give attention_mask [batch, tokens], or document_ids")
-    where = KeyPlaces(None, key.shape[2] - query.shape[2]) if attention_mask is None else attention_mask
+        raise ValueError(
+            "ready-made masks are not supported: give attention_mask [batch, tokens], or document_ids"
+        )
+    where = (
+        KeyPlaces(None, key.shape[2] - query.shape[2]) if attention_mask is None else attention_mask
+    )
     # some families do not pass their layers the window
     window = sliding_window or where.window
     layout = where.layout if window is None else where.within(window, len(query))
@@ -190,7 +206,9 @@ class ExtendedDecoder(LanguageModel, PreTrainedModel):
         given = input_ids if inputs_embeds is None else inputs_embeds
         assert given is not None
         sequences, tokens = given.shape[:2]
-        documents = Documents(attention_mask, document_ids, seq_idx, cu_seq_lens_q, max_length_q, position_ids)
+        documents = Documents(
+            attention_mask, document_ids, seq_idx, cu_seq_lens_q, max_length_q, position_ids
+        )
         outer = _layout.set(documents.layout(sequences, tokens, past_length(past_key_values)))
         skipping = _positions.set(position_ids if past_key_values is None and tokens > 1 else None)
         if attention_mask is None and past_key_values is None:
@@ -233,8 +251,12 @@ class ExtendedDecoder(LanguageModel, PreTrainedModel):
         def of_chunk(hidden_1ND: Tensor, targets_N: Tensor, given_N: Tensor | None) -> Tensor:
             logits_NV = logits_of(self, hidden_1ND)[0].float()
             if given_N is None:
-                return F.cross_entropy(logits_NV, targets_N, ignore_index=ignore_index, reduction="sum")
-            losses_N = F.cross_entropy(logits_NV, targets_N, ignore_index=ignore_index, reduction="none")
+                return F.cross_entropy(
+                    logits_NV, targets_N, ignore_index=ignore_index, reduction="sum"
+                )
+            losses_N = F.cross_entropy(
+                logits_NV, targets_N, ignore_index=ignore_index, reduction="none"
+            )
             plain_N = losses_N.detach()
             weights_N = weights_of(given_N, plain_N, cap).masked_fill(targets_N == ignore_index, 0)
             return torch.stack(((weights_N * losses_N).sum(), plain_N.sum(), weights_N.sum()))
@@ -246,7 +268,11 @@ class ExtendedDecoder(LanguageModel, PreTrainedModel):
         for at in range(0, len(targets_M), CHUNK):
             rows = slice(at, at + CHUNK)
             given_N = None if given_M is None else given_M[rows]
-            losses.append(checkpoint(of_chunk, hidden_1MD[:, rows], targets_M[rows], given_N, use_reentrant=False))
+            losses.append(
+                checkpoint(
+                    of_chunk, hidden_1MD[:, rows], targets_M[rows], given_N, use_reentrant=False
+                )
+            )
         return torch.stack(losses).sum(dim=0)
 
     @torch.no_grad()
@@ -394,4 +420,8 @@ def on_meta(config: PreTrainedConfig) -> Any:
 
 def routers(model: nn.Module) -> dict[str, nn.Module]:
     """Return the modules that send tokens to experts, by path."""
-    return {path: module for path, module in model.named_modules() if _ROUTER.search(type(module).__name__)}
+    return {
+        path: module
+        for path, module in model.named_modules()
+        if _ROUTER.search(type(module).__name__)
+    }

@@ -65,14 +65,18 @@ def filled_in(config: PreTrainedConfig) -> PreTrainedConfig:
 def check(native: PreTrainedConfig) -> list[Problem]:
     kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(native), None)
     reasons = []
-    remedy = "give a decoder of transformers with rotary positions, all of whose layers are attention"
+    remedy = (
+        "give a decoder of transformers with rotary positions, all of whose layers are attention"
+    )
     if kind is None:
         reasons.append("transformers has no language model of this type")
         if native.sub_configs:
             remedy = _of_wrapper(native)
     else:
         if native.sub_configs:
-            reasons.append(f"it is made of several models ({', '.join(native.sub_configs)}), not a decoder alone")
+            reasons.append(
+                f"it is made of several models ({', '.join(native.sub_configs)}), not a decoder alone"
+            )
             remedy = _of_wrapper(native)
         elif not (rope := getattr(native, "rope_parameters", None)) or not of_full(rope):
             wrong = "its layers that see everything have no rotary positions (rope_parameters) that could be scaled"
@@ -94,10 +98,14 @@ def check(native: PreTrainedConfig) -> list[Problem]:
             wrong = f"{name} is {native.attention_dropout}, which no backend computes"
             reasons.append(f"{wrong}: set it to 0 in config.json")
         if getattr(native, "output_router_logits", False):
-            reasons.append("output_router_logits adds a loss that is not computed here: set it to false in config.json")
+            reasons.append(
+                "output_router_logits adds a loss that is not computed here: set it to false in config.json"
+            )
         if getattr(native, "quantization_config", None) is not None:
             before = "give the model as it was before"
-            reasons.append(f"its weights are quantised: {before} (load_in_4bit: true trains adapters on that)")
+            reasons.append(
+                f"its weights are quantised: {before} (load_in_4bit: true trains adapters on that)"
+            )
     if not reasons:
         return []
     name = native.name_or_path or native.model_type
@@ -122,7 +130,9 @@ def recomputes(native: PreTrainedConfig) -> bool:
 def changes_logits(native: PreTrainedConfig) -> bool:
     """Return whether logits are more than the output head's product."""
     two_maps = native.model_type == "modernbert-decoder"
-    return two_maps or any(getattr(native, name, None) not in (None, 1, 1.0) for name in _CHANGED_LOGITS)
+    return two_maps or any(
+        getattr(native, name, None) not in (None, 1, 1.0) for name in _CHANGED_LOGITS
+    )
 
 
 def needs(native: PreTrainedConfig) -> set[str]:
@@ -133,7 +143,8 @@ def needs(native: PreTrainedConfig) -> set[str]:
     found = {
         "window": bool(window) and (not layers or "sliding_attention" in layers),
         "softcap": bool(getattr(native, "attn_logit_softcapping", None)),
-        "sinks": "s_aux=" in inspect.getsource(sys.modules[kind.__module__]),  # as transformers calls them
+        "sinks": "s_aux="
+        in inspect.getsource(sys.modules[kind.__module__]),  # as transformers calls them
     }
     return {name for name, needed in found.items() if needed}
 
@@ -155,11 +166,15 @@ def configure(
         problems.append(Problem("position_encoding", position_encoding, only_rope(native), PLAIN))
     for field, value in (("position_options", position_options), ("state_dtype", state_dtype)):
         if value:
-            problems.append(Problem(field, value, f"a {native.model_type} has none", "leave it out"))
+            problems.append(
+                Problem(field, value, f"a {native.model_type} has none", "leave it out")
+            )
     problems += attention.check_backend(attention_backend)
     raise_if_any(problems)
     config = copy.deepcopy(native)
-    config._attn_implementation = ATTENTION if attention_backend == "auto" else f"{ATTENTION}_{attention_backend}"
+    config._attn_implementation = (
+        ATTENTION if attention_backend == "auto" else f"{ATTENTION}_{attention_backend}"
+    )
     if rope_parameters is not None:
         config.rope_parameters = with_rope(native, rope_parameters)
     if max_position_embeddings is not None and not scaling.is_dynamic(rope_parameters or {}):
@@ -237,7 +252,11 @@ def _forms(native: PreTrainedConfig, rope_parameters: Mapping[str, Any]) -> list
     base = trained_rope.read(native.to_dict(), native.name_or_path or native.model_type)
     of_llama = scaling.as_llama(rope_parameters, base.head_size)
     own = native.rope_parameters
-    if kind == "yarn" and FULL in own and rope_parameters.get("truncate", True) != own.get("truncate", True):
+    if (
+        kind == "yarn"
+        and FULL in own
+        and rope_parameters.get("truncate", True) != own.get("truncate", True)
+    ):
         # transformers passes over the truncate of one kind of layer
         of_llama = None
     longrope = scaling.as_longrope(rope_parameters, base.head_size, base.native_length)

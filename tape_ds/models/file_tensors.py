@@ -39,9 +39,13 @@ class _Traced(Tensor):
         return traced
 
     @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         result = super().__torch_function__(function, types, args, kwargs or {})
-        read = [leaf.parameters for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, _Traced)]
+        read = [
+            leaf.parameters for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, _Traced)
+        ]
         for leaf in tree_leaves(result):
             if isinstance(leaf, _Traced):
                 leaf.parameters = leaf.parameters.union(*read)
@@ -55,11 +59,15 @@ def file_tensors(model: PreTrainedModel) -> list[FileTensor]:
     found = []
     for name, tensor in reverted(model, state).items():
         is_whole = id(tensor) in given
-        found.append(FileTensor(name, tuple(tensor.shape), tensor.dtype, tensor.parameters, is_whole))
+        found.append(
+            FileTensor(name, tuple(tensor.shape), tensor.dtype, tensor.parameters, is_whole)
+        )
     return found
 
 
-def made_together(tensor: FileTensor, tensors: Collection[FileTensor]) -> tuple[list[str], list[str]]:
+def made_together(
+    tensor: FileTensor, tensors: Collection[FileTensor]
+) -> tuple[list[str], list[str]]:
     """Return the parameters that a tensor is made of, with all others that its companions need, and the names of these
     tensors."""
     parameters = set(tensor.parameters)

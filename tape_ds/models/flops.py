@@ -75,14 +75,20 @@ def decoder_shape(config: PreTrainedConfig) -> DecoderShape:
     head = model.get_output_embeddings()
     embedding = model.get_input_embeddings()
     routers = tuple(decoder.routers(model))
-    experts_per_token = next((getattr(config, name) for name in _ACTIVE if getattr(config, name, None)), 1)
+    experts_per_token = next(
+        (getattr(config, name) for name in _ACTIVE if getattr(config, name, None)), 1
+    )
     counted: Counter[tuple[Any, str, tuple[int, int]]] = Counter()
     linear_maps: dict[str, bool] = {}
     active = float(head.weight.numel())
     has_experts = False
     for path, module in model.named_modules():
         above, _, name = path.rpartition(".")
-        if isinstance(module, nn.Linear) and module is not head and not (routers and path.startswith(routers)):
+        if (
+            isinstance(module, nn.Linear)
+            and module is not head
+            and not (routers and path.startswith(routers))
+        ):
             in_attention = bool(_ATTENTION.search(type(model.get_submodule(above)).__name__))
             linear_maps[name] = linear_maps.get(name, False) or in_attention
         for kind, parameter in module.named_parameters(recurse=False):
@@ -106,11 +112,19 @@ def decoder_shape(config: PreTrainedConfig) -> DecoderShape:
                     named = "head"
                 counted[named, kind, (1, parameter.numel())] += 1
 
-    inner = getattr(config, "moe_intermediate_size", None) or getattr(config, "intermediate_size", config.hidden_size)
-    inner = (max(inner) if isinstance(inner, list) else inner) * (experts_per_token if has_experts else 1)
+    inner = getattr(config, "moe_intermediate_size", None) or getattr(
+        config, "intermediate_size", config.hidden_size
+    )
+    inner = (max(inner) if isinstance(inner, list) else inner) * (
+        experts_per_token if has_experts else 1
+    )
     # the attribute may be refused: Gemma 4's differs between layers
     fields = config.to_dict()
-    head_size = fields.get("qk_head_dim") or fields.get("head_dim") or config.hidden_size // config.num_attention_heads
+    head_size = (
+        fields.get("qk_head_dim")
+        or fields.get("head_dim")
+        or config.hidden_size // config.num_attention_heads
+    )
     window = getattr(config, "sliding_window", None)
     layers = getattr(config, "layer_types", None)
     layers = layers or ["sliding_attention"] * config.num_hidden_layers
@@ -119,14 +133,18 @@ def decoder_shape(config: PreTrainedConfig) -> DecoderShape:
         active=active,
         inner=inner,
         head_size=head_size,
-        windows=tuple(window if layer == "sliding_attention" and window else None for layer in layers),
+        windows=tuple(
+            window if layer == "sliding_attention" and window else None for layer in layers
+        ),
         linear_maps=linear_maps,
         has_router=bool(routers),
     )
     return _SHAPES[key]
 
 
-def multiply_adds(config: Config, length: int, causal: bool = True, *, attention_span: float | None = None) -> float:
+def multiply_adds(
+    config: Config, length: int, causal: bool = True, *, attention_span: float | None = None
+) -> float:
     """MACs of one forward over one sequence of ``length`` tokens, output head included.
 
     ``attention_span``: length of the sequences that attention works on, if it is less than the whole sequence, see
@@ -135,7 +153,9 @@ def multiply_adds(config: Config, length: int, causal: bool = True, *, attention
     if not isinstance(config, TapeConfig):
         shape = decoder_shape(config)
         columns = config.num_attention_heads * shape.head_size
-        seen = sum(min(length / 2 if causal else length, window or length) for window in shape.windows)
+        seen = sum(
+            min(length / 2 if causal else length, window or length) for window in shape.windows
+        )
         return length * (shape.active + 2 * columns * seen)
     query = config.num_attention_heads * config.head_dim
     key = config.num_key_value_heads * config.head_dim
@@ -146,7 +166,9 @@ def multiply_adds(config: Config, length: int, causal: bool = True, *, attention
     attention = 2 * query * keys  # scores and values
     layers = config.num_hidden_layers * (projections + feed_forward + attention)
     with torch.device("meta"):
-        positions = [registry.build_layer(config, index) for index in range(config.num_hidden_layers)]
+        positions = [
+            registry.build_layer(config, index) for index in range(config.num_hidden_layers)
+        ]
     position = sum(layer.multiplications_per_token(keys) for layer in positions)
     return length * (layers + position + config.hidden_size * config.vocab_size)
 

@@ -15,7 +15,13 @@ from torch import Tensor, nn
 from transformers import GPTJConfig, PreTrainedConfig
 from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.gptj.modeling_gptj import GPTJMLP, GPTJBlock, GPTJForCausalLM, GPTJModel, GPTJPreTrainedModel
+from transformers.models.gptj.modeling_gptj import (
+    GPTJMLP,
+    GPTJBlock,
+    GPTJForCausalLM,
+    GPTJModel,
+    GPTJPreTrainedModel,
+)
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
 from tape_ds.encodings import scaling
@@ -43,7 +49,9 @@ class ScaledGPTJConfig(GPTJConfig):
     rope_parameters: dict | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        super().__post_init__(**{name: value for name, value in kwargs.items() if name not in _OLD_FIELDS})
+        super().__post_init__(
+            **{name: value for name, value in kwargs.items() if name not in _OLD_FIELDS}
+        )
         self.validate_rope()
 
     @property
@@ -57,13 +65,24 @@ class ScaledGPTJConfig(GPTJConfig):
         problems = scaling.check(self.rope_parameters or {})
         if scaling.is_dynamic(self.rope_parameters or {}):
             remedy = "rope_parameters.rope_type: linear, ntk, yarn, yarn_revised"
-            problems.append(Problem("rope_parameters.rope_type", "dynamic", "not computed for GPT-J", remedy))
+            problems.append(
+                Problem("rope_parameters.rope_type", "dynamic", "not computed for GPT-J", remedy)
+            )
         columns, left = divmod(self.n_embd, self.n_head)
         if left:
-            problems.append(Problem("n_head", self.n_head, f"does not divide n_embd = {self.n_embd}", "give a divisor"))
+            problems.append(
+                Problem(
+                    "n_head",
+                    self.n_head,
+                    f"does not divide n_embd = {self.n_embd}",
+                    "give a divisor",
+                )
+            )
         elif self.rotary_dim % 2 or not 0 < self.rotary_dim <= columns:
             wrong = f"not an even number from 2 to the {columns} columns of a head"
-            problems.append(Problem("rotary_dim", self.rotary_dim, wrong, "give the columns that are rotated"))
+            problems.append(
+                Problem("rotary_dim", self.rotary_dim, wrong, "give the columns that are rotated")
+            )
         raise_if_any(problems)
 
 
@@ -80,7 +99,9 @@ class RotaryAngles(nn.Module):
         super().__init__()
         # the configuration fills it in
         assert config.rope_parameters is not None
-        self.exact, self.attention_scaling = scaling.frequencies(config.rope_parameters, config.rotary_dim)
+        self.exact, self.attention_scaling = scaling.frequencies(
+            config.rope_parameters, config.rotary_dim
+        )
         self.inv_freq: Tensor
         # not torch.tensor, whose floats ZeRO-3's zero.Init rounds to the engine's dtype
         self.register_buffer("inv_freq", torch.from_numpy(self.exact), persistent=False)
@@ -144,9 +165,13 @@ class ScaledGPTJAttention(nn.Module):
         past = layer_past if cache is None else cache
         if past is not None:
             key, value = past.update(key, value, self.layer_idx)
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, eager_attention_forward
+        )
         dropout = self.config.attn_pdrop if self.training else 0.0
-        out, weights = attend(self, query, key, value, attention_mask, scaling=self.head_dim**-0.5, dropout=dropout)
+        out, weights = attend(
+            self, query, key, value, attention_mask, scaling=self.head_dim**-0.5, dropout=dropout
+        )
         return self.resid_dropout(self.out_proj(out.flatten(2))), weights
 
 
@@ -179,7 +204,9 @@ class ScaledGPTJModel(ScaledGPTJPreTrainedModel, GPTJModel):
         super(GPTJModel, self).__init__(config)
         self.wte = nn.Embedding(config.vocab_size, config.hidden_size)
         self.drop = nn.Dropout(config.embd_pdrop)
-        self.h = nn.ModuleList(ScaledGPTJBlock(config, index) for index in range(config.num_hidden_layers))
+        self.h = nn.ModuleList(
+            ScaledGPTJBlock(config, index) for index in range(config.num_hidden_layers)
+        )
         self.ln_f = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
         self.gradient_checkpointing = False
         self.post_init()

@@ -90,8 +90,18 @@ class Documents(NamedTuple):
         if self.cu_seq_lens is not None:
             ids = ids_of_packed_sequences(self.cu_seq_lens, sequences, tokens)
         if mask is not None:
-            ids = torch.where(mask == 0, -1, 0) if ids is None else ids.masked_fill(mask[:, : ids.shape[1]] == 0, -1)
-        elif ids is None and self.position_ids is not None and tokens > 1 and isinstance(offset, int) and offset == 0:
+            ids = (
+                torch.where(mask == 0, -1, 0)
+                if ids is None
+                else ids.masked_fill(mask[:, : ids.shape[1]] == 0, -1)
+            )
+        elif (
+            ids is None
+            and self.position_ids is not None
+            and tokens > 1
+            and isinstance(offset, int)
+            and offset == 0
+        ):
             ids = ids_of_positions(self.position_ids)
         if ids is None:
             return None
@@ -121,9 +131,13 @@ class Documents(NamedTuple):
         if self.cu_seq_lens is None:
             return
         if not isinstance(offset, int) or offset:
-            raise ValueError("cu_seq_lens_q packs sequences without a cache: call the model with use_cache=False")
+            raise ValueError(
+                "cu_seq_lens_q packs sequences without a cache: call the model with use_cache=False"
+            )
         if self.longest is None:
-            raise ValueError("cu_seq_lens_q needs max_length_q too, the tokens of the longest document")
+            raise ValueError(
+                "cu_seq_lens_q needs max_length_q too, the tokens of the longest document"
+            )
         check_packed_sequences(self.cu_seq_lens, self.longest, sequences, tokens)
 
 

@@ -113,12 +113,16 @@ class LanguageModel:
         shards = UNSHARED if given is None else shards_of(self.base_model, given.shape[1])
         everything = isinstance(logits_to_keep, int) and logits_to_keep == 0
         if shards.splits_sequences and not everything:
-            raise ValueError("logits_to_keep counts along a sequence, and this process has a part of it: leave it out")
+            raise ValueError(
+                "logits_to_keep counts along a sequence, and this process has a part of it: leave it out"
+            )
         possible = labels is not None and self.loss_function is ForCausalLMLoss
         if skip_logits is None:
             skip_logits = possible and self.training and everything
         elif skip_logits and not possible:
-            raise ValueError("skip_logits leaves nothing to return: it needs labels and transformers' own loss")
+            raise ValueError(
+                "skip_logits leaves nothing to return: it needs labels and transformers' own loss"
+            )
         outputs = self.decode(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -138,23 +142,39 @@ class LanguageModel:
         if skip_logits and labels is not None:
             loss = self.loss(hidden_BTD, labels, **kwargs)
         if loss is None:
-            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            kept = (
+                slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            )
             logits_BTV = self.logits(hidden_BTD[:, kept])
             if labels is not None:
-                loss = self.loss_function(logits=logits_BTV, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+                loss = self.loss_function(
+                    logits=logits_BTV, labels=labels, vocab_size=self.config.vocab_size, **kwargs
+                )
         past = getattr(outputs, CACHE)
         if target_weights is not None:
             if loss is None or logits_BTV is not None or teacher is not None:
-                raise ValueError("target weights need labels, training mode, a head that gives the loss, no teacher")
+                raise ValueError(
+                    "target weights need labels, training mode, a head that gives the loss, no teacher"
+                )
             # a copy, not a view: transformers' Trainer multiplies it in place
-            return WeightedOutput(loss[0].clone(), past_key_values=past, plain_sum=loss[1], weight_sum=loss[2])
+            return WeightedOutput(
+                loss[0].clone(), past_key_values=past, plain_sum=loss[1], weight_sum=loss[2]
+            )
         if teacher is not None:
             if loss is None or labels is None or logits_BTV is not None:
-                raise ValueError("a teacher needs labels, training mode, and a head that gives the loss itself")
-            divided = divergence(self.get_output_embeddings(), hidden_BTD, labels, teacher, **kwargs)
+                raise ValueError(
+                    "a teacher needs labels, training mode, and a head that gives the loss itself"
+                )
+            divided = divergence(
+                self.get_output_embeddings(), hidden_BTD, labels, teacher, **kwargs
+            )
             mixed = (1 - teacher.share) * loss + teacher.share * divided
-            return DistilledOutput(loss=mixed, cross_entropy=loss.detach(), divergence=divided.detach())
-        return CausalLMOutputWithPast(loss, logits_BTV, past, outputs.hidden_states, outputs.attentions)
+            return DistilledOutput(
+                loss=mixed, cross_entropy=loss.detach(), divergence=divided.detach()
+            )
+        return CausalLMOutputWithPast(
+            loss, logits_BTV, past, outputs.hidden_states, outputs.attentions
+        )
 
     def _get_resized_lm_head(self, *args: Any, **kwargs: Any) -> nn.Linear:
         # transformers makes a plain nn.Linear, and moves accelerate's hooks to it after this

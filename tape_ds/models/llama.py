@@ -8,9 +8,8 @@ size, V value width (K, plus the columns that the encoding carries), D hidden si
 """
 
 import functools
-import re
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -31,13 +30,12 @@ from tape_ds.attention.document_layout import DocumentLayout
 from tape_ds.attention.shifted_groups import attend_in_groups, cut_ahead
 from tape_ds.encodings import base, log_scale, registry
 from tape_ds.models import cached_positions
+from tape_ds.models.changed_positions import positions_of
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.inputs import Documents, local_embeddings, past_length, resolve_backend
 from tape_ds.models.language_model import LanguageModel
 from tape_ds.models.output_head import OutputHead
 from tape_ds.models.sharding import UNSHARED, SequenceSharding, Shards, shards_of
-
-_SAVED_WHOLE = re.compile(r"\.modules_to_save\.[^.]+")
 
 
 class RMSNorm(LlamaRMSNorm):
@@ -46,8 +44,13 @@ class RMSNorm(LlamaRMSNorm):
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Return the normed states; the kernel rounds once where Llama's operators round twice."""
         weight = self.weight
-        if not hidden_states.is_cuda or hidden_states.dtype != weight.dtype or torch.is_autocast_enabled("cuda"):
-            return super().forward(hidden_states)  # the kernel takes one dtype, and autocast would make it fp32
+        if (
+            not hidden_states.is_cuda
+            or hidden_states.dtype != weight.dtype
+            or torch.is_autocast_enabled("cuda")
+        ):
+            # the kernel takes one dtype, and autocast would make it fp32
+            return super().forward(hidden_states)
         return F.rms_norm(hidden_states, weight.shape, weight, self.variance_epsilon)
 
 
@@ -147,7 +150,12 @@ class TapeAttention(nn.Module):
         return self.o_proj(out_BHTK.transpose(1, 2).flatten(2)), weights, attended_BHTC
 
     def attend(
-        self, q_BHTK: Tensor, k_BGTK: Tensor, values: list[Tensor], carried_BGTC: Tensor | None, inputs: BlockInputs
+        self,
+        q_BHTK: Tensor,
+        k_BGTK: Tensor,
+        values: list[Tensor],
+        carried_BGTC: Tensor | None,
+        inputs: BlockInputs,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return attention's output [B, H, T, K], the attended columns [B, H, T, C] and the weights.
 
@@ -163,7 +171,9 @@ class TapeAttention(nn.Module):
             values = [torch.cat(values, dim=-1)]
 
         # an encoding may make a key of all keys before it
-        past_keys = functools.partial(cached_positions.keys_before, cache, self.layer_idx, inputs.offset)
+        past_keys = functools.partial(
+            cached_positions.keys_before, cache, self.layer_idx, inputs.offset
+        )
         documents = None if inputs.layout is None else inputs.layout.ids_BS
         k_BGSK = position.accumulate(k_BGTK, past_keys, documents, inputs.offset)
 
@@ -241,8 +251,12 @@ class TapeDecoderLayer(GradientCheckpointingLayer):
     ) -> tuple[Tensor, Tensor | None]:
         """Return the hidden states and the position state, flat tensors for activation checkpointing, which also takes
         ``past_key_values`` and ``use_cache`` away."""
-        inputs = inputs._replace(position=self.position, cache=past_key_values if use_cache else None)
-        attended_BTD, _, attended_BHTC = self.self_attn(self.input_layernorm(hidden_BTD), state, inputs)
+        inputs = inputs._replace(
+            position=self.position, cache=past_key_values if use_cache else None
+        )
+        attended_BTD, _, attended_BHTC = self.self_attn(
+            self.input_layernorm(hidden_BTD), state, inputs
+        )
         hidden_BTD = hidden_BTD + attended_BTD
         y_BTD = self.mlp(self.post_attention_layernorm(hidden_BTD))
         state = self.position.next_state(inputs.update_start, state, attended_BHTC, y_BTD)
@@ -277,7 +291,9 @@ class TapeModel(TapePreTrainedModel):
     def __init__(self, config: TapeConfig):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
-        self.layers = nn.ModuleList(TapeDecoderLayer(config, index) for index in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(
+            TapeDecoderLayer(config, index) for index in range(config.num_hidden_layers)
+        )
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.encoding = registry.build(config)
         self.gradient_checkpointing = False
@@ -346,7 +362,9 @@ class TapeModel(TapePreTrainedModel):
         offset = past_length(past_key_values)
 
         # which tokens belong together
-        packed = Documents(attention_mask, document_ids, seq_idx, cu_seq_lens_q, max_length_q, position_ids)
+        packed = Documents(
+            attention_mask, document_ids, seq_idx, cu_seq_lens_q, max_length_q, position_ids
+        )
         layout = packed.layout(given.shape[0], tokens, offset)
         first: Any = self.layers[0]
         cut_ahead(layout, first.self_attn)
@@ -358,7 +376,9 @@ class TapeModel(TapePreTrainedModel):
             # else a collator did, without asking the device
             position_ids = base.dedupe_positions(position_ids)
         remembers = self.encoding.remembers
-        past_positions = cached_positions.recall(past_key_values, offset, remembers, self.config.head_dim)
+        past_positions = cached_positions.recall(
+            past_key_values, offset, remembers, self.config.head_dim
+        )
         documents = None if layout is None else layout.ids_BS
         context = base.TokenContext(input_ids, documents, offset, past_positions)
         if self.encoding.draws:
@@ -401,69 +421,14 @@ class TapeModel(TapePreTrainedModel):
         use_cache = past_key_values is not None
         for layer in self.layers:
             hidden_BTD, state = layer(
-                hidden_BTD, state, inputs=inputs, past_key_values=past_key_values, use_cache=use_cache
+                hidden_BTD,
+                state,
+                inputs=inputs,
+                past_key_values=past_key_values,
+                use_cache=use_cache,
             )
         hidden_BTD = self.norm(hidden_BTD)
         return BaseModelOutputWithPast(hidden_BTD, past_key_values)
-
-
-@contextmanager
-def positions_of(model: "TapeForCausalLM", config: TapeConfig) -> Iterator[None]:
-    """Compute with the encoding of ``config`` in this block, see :func:`change_positions`: to measure the model as the
-    Llama it was before, with RoPE scaled or updates off, without loading it twice."""
-    if config is model.config:
-        yield
-        return
-    kept = change_positions(model, config)
-    try:
-        yield
-    finally:
-        _set_positions(model.model, kept)
-
-
-def change_positions(model: "TapeForCausalLM", config: TapeConfig) -> nn.ModuleList:
-    """Make ``model`` compute with the encoding of ``config`` and its present weights, and return its former modules.
-
-    The encoding has no parameters of its own, or is the model's own with other RoPE parameters or fewer updates. No
-    weights are made or copied, so sharded ones stay as they are.
-    """
-    decoder: Any = model.model
-    kept = nn.ModuleList([decoder.encoding, *(layer.position for layer in decoder.layers)])
-    others: list[nn.Module] = [registry.build(config)]
-    for index in range(len(decoder.layers)):
-        others.append(registry.build_layer(config, index))
-    borrowed = nn.ModuleList(others).train(decoder.training)
-
-    updates_off = encodings.without_updates(model.config)
-    fits = encodings.same_parameters(config, model.config)
-    if updates_off is not None and not fits:
-        fits = encodings.same_parameters(config, updates_off)
-    if fits:
-        # The new modules use the parameters of the present ones: the modules that own them, and an engine's hooks with
-        # them. peft keeps a module that it trains whole (`modules_to_save`) one step further in.
-        present = {_SAVED_WHOLE.sub("", name): part for name, part in kept.named_modules()}
-        for name, part in list(borrowed.named_modules()):
-            if isinstance(part, base.Parameters) and name in present:
-                parent, _, attribute = name.rpartition(".")
-                setattr(borrowed.get_submodule(parent), attribute, present[name])
-    owned = {id(weight) for weight in kept.parameters()}
-    if any(id(weight) not in owned for weight in borrowed.parameters()):
-        raise ValueError(f"{config.position_encoding} has parameters of its own: load a model that has them")
-    _set_positions(decoder, borrowed)
-    return kept
-
-
-def evaluated_at(model: "TapeForCausalLM", length: int) -> AbstractContextManager[None]:
-    """Compute in this block as the encoding does on texts of ``length`` tokens: ``yarn`` is trained on plain RoPE, and
-    scaled to the length."""
-    return positions_of(model, encodings.config_at(model.config, length))
-
-
-def _set_positions(decoder: Any, encoding_and_layers: nn.ModuleList) -> None:
-    encoding, *layers = encoding_and_layers
-    decoder.encoding = encoding
-    for layer, position in zip(decoder.layers, layers, strict=True):
-        layer.position = position
 
 
 class TapeForCausalLM(LanguageModel, TapePreTrainedModel, GenerationMixin):
@@ -492,6 +457,8 @@ class TapeForCausalLM(LanguageModel, TapePreTrainedModel, GenerationMixin):
         self.lm_head = OutputHead(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
-    def with_rope_parameters(self, rope_parameters: Mapping[str, Any]) -> AbstractContextManager[None]:
+    def with_rope_parameters(
+        self, rope_parameters: Mapping[str, Any]
+    ) -> AbstractContextManager[None]:
         """Compute plain RoPE with these parameters and the present weights in this block."""
         return positions_of(self, encodings.plain(self.config, rope_parameters))

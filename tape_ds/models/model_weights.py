@@ -12,7 +12,13 @@ from transformers.modeling_utils import LoadStateDictConfig
 
 from tape_ds.errors import raise_if_any
 from tape_ds.models import hollow
-from tape_ds.models.file_tensors import FileTensor, file_tensors, made_together, reverted, tied_names
+from tape_ds.models.file_tensors import (
+    FileTensor,
+    file_tensors,
+    made_together,
+    reverted,
+    tied_names,
+)
 from tape_ds.models.files import exact
 from tape_ds.models.files.tensor_rows import LoadedRows, StoredRows, TensorRows, pieces
 
@@ -69,7 +75,9 @@ class StoredWeights(ModelWeights):
                     new.add(parameter)
                 continue
             if not is_there:
-                raise NotByTensorError(f"its files have no {tensor.name}, as transformers would write it")
+                raise NotByTensorError(
+                    f"its files have no {tensor.name}, as transformers would write it"
+                )
             self._fused |= dict.fromkeys(tensor.parameters, tensor)
         for target, source in self.model.all_tied_weights_keys.items():
             self._tie(target, source, kept, new)
@@ -126,14 +134,18 @@ class StoredWeights(ModelWeights):
 
     def _is_new(self, path: str) -> bool:
         """Whether no file has any parameter below a module."""
-        return bool(path) and not any(each.startswith(f"{path}.") for each in self._places.keys() | self._fused.keys())
+        return bool(path) and not any(
+            each.startswith(f"{path}.") for each in self._places.keys() | self._fused.keys()
+        )
 
     def _converted(self, name: str) -> dict[str, Tensor]:
         """Return a parameter that transformers makes of several tensors, and those that it makes with it, in fp32."""
         _, members = made_together(self._fused[name], self._tensors)
         tensors = {each: self._stored.rows(each) for each in members}
         settings = LoadStateDictConfig(
-            device_map={"": "cpu"}, dtype=torch.float32, weight_mapping=self._on_meta._weight_conversions
+            device_map={"": "cpu"},
+            dtype=torch.float32,
+            weight_mapping=self._on_meta._weight_conversions,
         )
         conversions = self._on_meta._weight_conversions
         convert_and_load_state_dict_in_model(self._on_meta, dict(tensors), settings)
@@ -155,7 +167,9 @@ class StoredWeights(ModelWeights):
 def _are_equal(tensors: TensorRows, one: str, other: str) -> bool:
     if tensors.shape(one) != tensors.shape(other):
         return False
-    return all(torch.equal(a, b) for a, b in zip(pieces(tensors, one), pieces(tensors, other), strict=True))
+    return all(
+        torch.equal(a, b) for a, b in zip(pieces(tensors, one), pieces(tensors, other), strict=True)
+    )
 
 
 class ReplacedWeights(ModelWeights):

@@ -74,12 +74,16 @@ class OutputHead(nn.Linear):
         hidden_ND, weight_VD = self.operands(hidden.reshape(-1, hidden.shape[-1]))
         if apart:
             of_each = separate_losses if self.part is None else self.part.separate_losses
-            return of_each(hidden_ND, weight_VD, targets_N, ignore_index=ignore_index).view_as(targets)
+            return of_each(hidden_ND, weight_VD, targets_N, ignore_index=ignore_index).view_as(
+                targets
+            )
         given_N = None if weights is None else weights.reshape(-1)
         if self.part is not None:
             return self.part.loss(hidden_ND, weight_VD, targets_N, ignore_index, given_N, cap)
         if given_N is not None:
-            return weighted_cross_entropy(hidden_ND, weight_VD, targets_N, given_N, cap=cap, ignore_index=ignore_index)
+            return weighted_cross_entropy(
+                hidden_ND, weight_VD, targets_N, given_N, cap=cap, ignore_index=ignore_index
+            )
         # The fused kernel gives the weight no gradient where the hidden states need none, and rounds the sum over all
         # tokens to the weight's dtype before anything divides it: fp16 cannot hold that.
         trained_in_fp16 = self.weight.requires_grad and self.weight.dtype == torch.float16
@@ -145,12 +149,20 @@ def causal_lm_loss(
         return _divided(loss, targets_BT, ignore_index, num_items_in_batch)
     weights_BT = target_weights if shift_labels is not None else shifted(target_weights, 0)
     weights_BT = weights_BT.to(hidden_BTD.device)
-    sums = head(hidden_BTD, targets=targets_BT, ignore_index=ignore_index, weights=weights_BT, cap=weight_cap)
+    sums = head(
+        hidden_BTD,
+        targets=targets_BT,
+        ignore_index=ignore_index,
+        weights=weights_BT,
+        cap=weight_cap,
+    )
     loss = _divided(sums[0], targets_BT, ignore_index, num_items_in_batch)
     return torch.cat((loss[None], sums[1:]))
 
 
-def _divided(total: Tensor, targets_BT: Tensor, ignore_index: int, items: Tensor | int | None) -> Tensor:
+def _divided(
+    total: Tensor, targets_BT: Tensor, ignore_index: int, items: Tensor | int | None
+) -> Tensor:
     items = (targets_BT != ignore_index).sum() if items is None else items
     return total / (items.to(total.device) if isinstance(items, Tensor) else items)
 
@@ -165,7 +177,9 @@ def divergence(
 ) -> Tensor:
     """Return the divergence from a teacher's predictions (:class:`tape_ds.methods.distillation.TeacherTokens`), summed
     over its tokens and divided as in :func:`causal_lm_loss`."""
-    total: Tensor = head(hidden_BTD[teacher.counts_BT], teacher=(teacher.hidden_ND, teacher.weight_VD))
+    total: Tensor = head(
+        hidden_BTD[teacher.counts_BT], teacher=(teacher.hidden_ND, teacher.weight_VD)
+    )
     return _divided(total, shifted(labels_BT), -100, num_items_in_batch)
 
 

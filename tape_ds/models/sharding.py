@@ -58,7 +58,9 @@ def shards_of(decoder: Any, tokens: int, cached: bool = False) -> Shards:
     if sharding is None or not (decoder.training or sharding.always):
         return UNSHARED
     if cached and not sharding.caches:
-        raise ValueError("processes that share sequences keep no cache: call the model with use_cache=False")
+        raise ValueError(
+            "processes that share sequences keep no cache: call the model with use_cache=False"
+        )
     return sharding(tokens)
 
 
@@ -80,5 +82,7 @@ class VocabularyPart(Protocol):
         """Return the sum of cross-entropies over all sequences; ``weight`` has this process's rows. With ``given_N``
         the three sums of :func:`tape_ds.kernels.weighted_cross_entropy.weighted_cross_entropy`."""
 
-    def separate_losses(self, hidden_ND: Tensor, weight: Tensor, targets_N: Tensor, *, ignore_index: int) -> Tensor:
+    def separate_losses(
+        self, hidden_ND: Tensor, weight: Tensor, targets_N: Tensor, *, ignore_index: int
+    ) -> Tensor:
         """Return the loss of each target, without gradients."""

@@ -68,24 +68,48 @@ def problems(of: Fields) -> list[Problem]:
             wrong = f"not divisible by num_attention_heads = {of.num_attention_heads}"
             found.append(Problem("hidden_size", of.hidden_size, wrong, "choose a multiple"))
         if of.head_dim % 2:
-            found.append(Problem("head_dim", of.head_dim, "odd", "rotary pairs need an even head size"))
+            found.append(
+                Problem("head_dim", of.head_dim, "odd", "rotary pairs need an even head size")
+            )
         if of.num_attention_heads % of.num_key_value_heads:
             wrong = f"does not divide the {of.num_attention_heads} attention heads"
             remedy = "choose a divisor of num_attention_heads"
             found.append(Problem("num_key_value_heads", of.num_key_value_heads, wrong, remedy))
     if of.state_dtype is not None and of.state_dtype not in STATE_DTYPES:
         found.append(
-            Problem("state_dtype", of.state_dtype, "unknown dtype", did_you_mean(of.state_dtype, STATE_DTYPES))
+            Problem(
+                "state_dtype",
+                of.state_dtype,
+                "unknown dtype",
+                did_you_mean(of.state_dtype, STATE_DTYPES),
+            )
         )
     found += attention.check_backend(of.attention_backend)
     if not isinstance(of.initializer_range, int | float) or not 0 <= of.initializer_range <= 1:
-        found.append(Problem("initializer_range", of.initializer_range, "out of range", "give a number from 0 to 1"))
+        found.append(
+            Problem(
+                "initializer_range",
+                of.initializer_range,
+                "out of range",
+                "give a number from 0 to 1",
+            )
+        )
     if of.qk_norm and of.mlp_bias:
-        found.append(Problem("qk_norm", True, "together with mlp_bias it is no known family's", "mlp_bias: false"))
+        found.append(
+            Problem(
+                "qk_norm", True, "together with mlp_bias it is no known family's", "mlp_bias: false"
+            )
+        )
     for name in ("attention_bias", "mlp_bias", "qk_norm"):
         if of.qkv_bias and getattr(of, name):
             remedy = f"{name}: false, or attention_bias without qkv_bias"
-            found.append(Problem("qkv_bias", True, f"together with {name} it is no known family's", remedy))
+            found.append(
+                Problem("qkv_bias", True, f"together with {name} it is no known family's", remedy)
+            )
     if of.attention_dropout:
-        found.append(Problem("attention_dropout", of.attention_dropout, "no backend computes it", "set it to 0"))
+        found.append(
+            Problem(
+                "attention_dropout", of.attention_dropout, "no backend computes it", "set it to 0"
+            )
+        )
     return found

@@ -61,8 +61,13 @@ def write(
     hollow.empty(model, dtype)
     saving.save_settings(model, folder)
     tensors = {tensor.name: tensor for tensor in file_tensors(model)}
-    forms = {each: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for each, tensor in tensors.items()}
-    largest = inspect.signature(PreTrainedModel.save_pretrained).parameters["max_shard_size"].default
+    forms = {
+        each: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        for each, tensor in tensors.items()
+    }
+    largest = (
+        inspect.signature(PreTrainedModel.save_pretrained).parameters["max_shard_size"].default
+    )
     stem, _, suffix = WHOLE.rpartition(".")
     split = split_torch_state_dict_into_shards(
         forms, filename_pattern=f"{stem}{{suffix}}.{suffix}", max_shard_size=largest
@@ -83,7 +88,9 @@ def write(
         storage.write_text(folder / f"{WHOLE}.index.json", text)
 
 
-def _cast(rows: Iterable[Tensor], dtype: torch.dtype, name: str, wrong: set[str]) -> Iterator[Tensor]:
+def _cast(
+    rows: Iterable[Tensor], dtype: torch.dtype, name: str, wrong: set[str]
+) -> Iterator[Tensor]:
     for piece in rows:
         if not exact.is_finite(piece):
             wrong.add(name)
@@ -118,7 +125,9 @@ def _in_order(
 class _ShardFiles:
     """Files of safetensors that are filled in any order."""
 
-    def __init__(self, folder: Path, names: Mapping[str, Sequence[str]], forms: Mapping[str, Tensor]):
+    def __init__(
+        self, folder: Path, names: Mapping[str, Sequence[str]], forms: Mapping[str, Tensor]
+    ):
         self._files: dict[str, SafetensorsFile] = {}
         for file, kept in names.items():
             opened = SafetensorsFile(folder / file, {name: forms[name] for name in kept})

@@ -60,20 +60,38 @@ def inside(job: Job) -> list[SavedTensor]:
         SavedTensor("state beside the value", key * wide, carried=True),
         SavedTensor("attention's output", query * padded, selected=True),
         SavedTensor("what became of the state", query * wide, selected=True, carried=True),
-        SavedTensor("what became of it, of own tokens", (exchanged and trained.positions) * query * wide, carried=True),
+        SavedTensor(
+            "what became of it, of own tokens",
+            (exchanged and trained.positions) * query * wide,
+            carried=True,
+        ),
         SavedTensor("attention's sums", sums, selected=True),
-        SavedTensor("input of o", (_reads(job, "o_proj") and (wide or padded > 1 or job.layout.sequence > 1)) * query),
+        SavedTensor(
+            "input of o",
+            (_reads(job, "o_proj") and (wide or padded > 1 or job.layout.sequence > 1)) * query,
+        ),
         *_norm(job, "norm after attention"),
-        SavedTensor("input of gate and up", (tiled or _reads(job, "gate_proj", "up_proj")) * hidden),
+        SavedTensor(
+            "input of gate and up", (tiled or _reads(job, "gate_proj", "up_proj")) * hidden
+        ),
         SavedTensor("gate of the state", positions * model.rank / ways * element, carried=True),
         # position updates read it
-        SavedTensor("feed-forward's output", (positions and trained.positions) * hidden / ways, carried=True),
-        SavedTensor("state of own heads", (ways > 1) * state_bytes(job, of_own_heads=True), carried=True),
-        *(SavedTensor(f"inside the adapter of {name}", rank * element) for name, rank in trained.adapters),
+        SavedTensor(
+            "feed-forward's output", (positions and trained.positions) * hidden / ways, carried=True
+        ),
+        SavedTensor(
+            "state of own heads", (ways > 1) * state_bytes(job, of_own_heads=True), carried=True
+        ),
+        *(
+            SavedTensor(f"inside the adapter of {name}", rank * element)
+            for name, rank in trained.adapters
+        ),
     ]
     # in the kernel on a GPU; on a CPU a mask, half a sequence's held
     if model.biased and job.gpu is None:
-        found.append(SavedTensor("bias", model.heads / ways * job.length / 2 * 4, selected=True, placed=True))
+        found.append(
+            SavedTensor("bias", model.heads / ways * job.length / 2 * 4, selected=True, placed=True)
+        )
     if not tiled:
         found += [
             SavedTensor("gate, up", 2 * inner),
@@ -98,7 +116,11 @@ def state_bytes(job: Job, *, of_own_heads: bool = False) -> float:
 def _reads(job: Job, *names: str) -> bool:
     """Return whether the input of these linear maps is kept: where a weight, or its adapter, is trained; and always
     under ZeRO-3, whose own linear map keeps it."""
-    return job.layout.zero == 3 or job.trained.linears or any(name in names for name, _ in job.trained.adapters)
+    return (
+        job.layout.zero == 3
+        or job.trained.linears
+        or any(name in names for name, _ in job.trained.adapters)
+    )
 
 
 def _norm(job: Job, name: str, columns: float | None = None) -> list[SavedTensor]:
@@ -107,7 +129,10 @@ def _norm(job: Job, name: str, columns: float | None = None) -> list[SavedTensor
     hidden = job.model.hidden / job.layout.tensor if columns is None else columns
     if job.fused or job.fused_norms:
         return [SavedTensor(name, hidden * job.element + 4)]
-    return [SavedTensor(name, hidden * 4 + 4), SavedTensor(f"{name}, scaled", job.trained.norms * hidden * job.element)]
+    return [
+        SavedTensor(name, hidden * 4 + 4),
+        SavedTensor(f"{name}, scaled", job.trained.norms * hidden * job.element),
+    ]
 
 
 @dataclass(frozen=True)
@@ -151,7 +176,11 @@ def count(job: Job) -> Activations:
     def size(tensors: list[SavedTensor], kept: bool = False) -> float:
         """Return bytes per token of all of them, or of those that are kept for the backward."""
         selected = policy == "selective"
-        return sum(each.bytes for each in tensors if not (kept and recomputes) or (selected and each.selected))
+        return sum(
+            each.bytes
+            for each in tensors
+            if not (kept and recomputes) or (selected and each.selected)
+        )
 
     last = sum(each.bytes for each in parts if each.carried)
     bare = model.layers - model.placed
@@ -161,13 +190,17 @@ def count(job: Job) -> Activations:
     checkpointed = model.layers * recomputes
     moved = max(0, checkpointed - 1) * layout.offload_checkpoints
     # the loss computes its gradients in the forward; under tensor parallelism it reads the tokens of all, gathered
-    read = model.hidden * element * (1 + (ways > 1)) + sum(each.bytes for each in _norm(job, "final"))
+    read = model.hidden * element * (1 + (ways > 1)) + sum(
+        each.bytes for each in _norm(job, "final")
+    )
 
     # gradients of hidden and state, and of the feed-forward's inner columns, minus the tensor that was needed first; in
     # tiles, of one tile only, and its inside
     frees = _reads(job, "down_proj")
     columns = 3 - frees + (4 - job.fused - (not frees)) * (layout.mlp_tiles > 1)
-    working = (model.hidden + (model.state + columns * model.inner / layout.mlp_tiles) / ways) * element
+    working = (
+        model.hidden + (model.state + columns * model.inner / layout.mlp_tiles) / ways
+    ) * element
 
     # one chunk: logits, fp32 logarithms, and their gradient in the place of the logits; and the fp32 sum of a trained
     # head's gradient
@@ -179,7 +212,9 @@ def count(job: Job) -> Activations:
         states=tokens * state * max(0, model.placed - 1 - moved),
         offloaded=tokens * (hidden + state) * moved,
         inside=tokens * (of_blocks - last * (not recomputes)),
-        recomputed=tokens * (size(parts) - size(parts, kept=True) - last * (model.placed == 1)) * recomputes,
+        recomputed=tokens
+        * (size(parts) - size(parts, kept=True) - last * (model.placed == 1))
+        * recomputes,
         working=tokens * working,
         head=tokens * read,
         head_weight=job.trains_head * vocabulary * model.hidden * element,

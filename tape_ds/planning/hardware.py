@@ -47,7 +47,9 @@ sparsity); bf16, on V100 and T4 fp16. The first pattern that fits decides."""
 
 def peak_flops(cuda_name: str) -> float | None:
     """Return the dense 16-bit peak in FLOP/s of a GPU by its CUDA name; None where it is not known."""
-    found = next((peak for pattern, peak in PEAKS.items() if re.search(pattern, cuda_name)), math.nan)
+    found = next(
+        (peak for pattern, peak in PEAKS.items() if re.search(pattern, cuda_name)), math.nan
+    )
     if math.isnan(found):
         return None
     return found
@@ -109,7 +111,18 @@ GPUS = {
     gpu.name: gpu
     for gpu in (
         # "NVIDIA V100 Tensor Core GPU" data sheet, SXM2
-        Gpu("v100-32", r"V100-SXM.*32GB", 34.1e9, PEAKS[r"\bV100\b"], 0.9e12, 150e9, 12.5e9, _VOLTA, 12e9, 64e9),
+        Gpu(
+            "v100-32",
+            r"V100-SXM.*32GB",
+            34.1e9,
+            PEAKS[r"\bV100\b"],
+            0.9e12,
+            150e9,
+            12.5e9,
+            _VOLTA,
+            12e9,
+            64e9,
+        ),
         # "NVIDIA A100 Tensor Core GPU" data sheet, SXM4
         Gpu("a100-40", r"A100.*40GB", 42.4e9, PEAKS[r"\bA100\b"], 1.56e12, 300e9, 25e9, _AMPERE),
         Gpu("a100-80", r"A100.*80GB", 85.1e9, PEAKS[r"\bA100\b"], 2.04e12, 300e9, 25e9, _AMPERE),
@@ -118,13 +131,58 @@ GPUS = {
         # "NVIDIA L40S" data sheet; PCIe 4.0 x16, 64 GB/s both ways together
         Gpu("l40s", r"\bL40S$", 47.8e9, PEAKS[r"\bL40S\b"], 0.864e12, 32e9, 25e9, _ADA),
         # "NVIDIA H100 Tensor Core GPU" and "NVIDIA H200 Tensor Core GPU" data sheets, SXM5
-        Gpu("h100-80", r"H100 80GB HBM3", 85.0e9, PEAKS[r"\bH100\b"], 3.35e12, 450e9, 50e9, _HOPPER, 50e9, 256e9),
-        Gpu("h200", r"\bH200$", 150.1e9, PEAKS[r"\bG?H200\b"], 4.8e12, 450e9, 50e9, _HOPPER, 50e9, 256e9),
+        Gpu(
+            "h100-80",
+            r"H100 80GB HBM3",
+            85.0e9,
+            PEAKS[r"\bH100\b"],
+            3.35e12,
+            450e9,
+            50e9,
+            _HOPPER,
+            50e9,
+            256e9,
+        ),
+        Gpu(
+            "h200",
+            r"\bH200$",
+            150.1e9,
+            PEAKS[r"\bG?H200\b"],
+            4.8e12,
+            450e9,
+            50e9,
+            _HOPPER,
+            50e9,
+            256e9,
+        ),
         # "NVIDIA GH200 Grace Hopper Superchip" data sheet, 96 GB of HBM3 and 480 GB of LPDDR5X, each a separate node;
         # NVLink-C2C: 900 GB/s both ways together
-        Gpu("gh200", r"\bGH200 480GB", 101.5e9, PEAKS[r"\bG?H200\b"], 4e12, 450e9, 50e9, _HOPPER, 450e9, 480e9, 1),
+        Gpu(
+            "gh200",
+            r"\bGH200 480GB",
+            101.5e9,
+            PEAKS[r"\bG?H200\b"],
+            4e12,
+            450e9,
+            50e9,
+            _HOPPER,
+            450e9,
+            480e9,
+            1,
+        ),
         # "NVIDIA DGX B200" data sheet: 1,440 GB and 64 TB/s for 8; "NVIDIA HGX" page: 36 PFLOP/s for 8, with sparsity
-        Gpu("b200", r"\bB200\b", 191.5e9, PEAKS[r"\bB200\b"], 8.0e12, 900e9, 50e9, _BLACKWELL, 50e9, 256e9),
+        Gpu(
+            "b200",
+            r"\bB200\b",
+            191.5e9,
+            PEAKS[r"\bB200\b"],
+            8.0e12,
+            900e9,
+            50e9,
+            _BLACKWELL,
+            50e9,
+            256e9,
+        ),
     )
 }
 
@@ -151,7 +209,9 @@ def gpu_at_hand() -> Gpu | None:
 
     if not torch.cuda.is_available():
         return None
-    found = of_device(torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory)
+    found = of_device(
+        torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory
+    )
     host = psutil.virtual_memory().total / torch.cuda.device_count()
     if found is None:
         return None

@@ -115,9 +115,14 @@ def possible(job: Job) -> bool:
     sequence = layout.sequence
     if job.global_batch % (layout.micro_batch * layout.data):
         return False
-    if any(model.heads % size or (model.groups % size and size % model.groups) for size in (tensor, sequence)):
+    if any(
+        model.heads % size or (model.groups % size and size % model.groups)
+        for size in (tensor, sequence)
+    ):
         return False
-    if max(tensor, sequence) > 1 and (job.attention_span is not None or job.distilled or model.counted):
+    if max(tensor, sequence) > 1 and (
+        job.attention_span is not None or job.distilled or model.counted
+    ):
         return False
     if job.distilled and layout.zero == 3:
         return False

@@ -47,7 +47,9 @@ class MemoryPlan:
     """CUDA's own, and fragments."""
 
     def parts(self) -> dict[str, float]:
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "moment"}
+        return {
+            each.name: getattr(self, each.name) for each in fields(self) if each.name != "moment"
+        }
 
     @functools.cached_property
     def total(self) -> float:
@@ -86,7 +88,11 @@ def estimate(job: Job, *, reserve: bool = True) -> Estimate:
         boundary = accumulated = sharded * element
         step = boundary + min(sharded, layout.engine.sub_group) * (4 + element)
     else:
-        boundary = sharded * element if layout.zero == 2 else trained * (element if layout.zero is not None else 4)
+        boundary = (
+            sharded * element
+            if layout.zero == 2
+            else trained * (element if layout.zero is not None else 4)
+        )
         accumulated = boundary * (job.accumulation > 1)
         # the 16-bit gradients of a rank's part and its fp32 ones, which ZeRO-2 puts in their place
         copies = {1: sharded * element + fp32, 2: max(fp32, sharded * element)}
@@ -112,12 +118,24 @@ def estimate(job: Job, *, reserve: bool = True) -> Estimate:
     if job.read_again:
         again = activations.reading(job)
         before = states | {"gradients": accumulated}
-        moments += (MemoryPlan("short contexts", **before, activations=again.inside, logits=again.logits),)
+        moments += (
+            MemoryPlan("short contexts", **before, activations=again.inside, logits=again.logits),
+        )
     if not job.trained.anything:
-        moments = (MemoryPlan("forward", weights=states["weights"], gathered=states["gathered"], logits=found.logits),)
+        moments = (
+            MemoryPlan(
+                "forward",
+                weights=states["weights"],
+                gathered=states["gathered"],
+                logits=found.logits,
+            ),
+        )
     if reserve:
         moments = tuple(
-            replace(each, reserve=CUDA_BYTES + FRAGMENTATION * (each.total - each.weights - each.optimizer))
+            replace(
+                each,
+                reserve=CUDA_BYTES + FRAGMENTATION * (each.total - each.weights - each.optimizer),
+            )
             for each in moments
         )
 
@@ -155,7 +173,9 @@ def _states(job: Job) -> tuple[dict[str, float], dict[str, float]]:
     elif layout.zero:
         buckets = (1 + engine.overlap) * engine.reduce_bucket * element
     if job.distilled:
-        base = (each for each in shape.tensors(job.model, TrainedShape()) if each.kind != "position")
+        base = (
+            each for each in shape.tensors(job.model, TrainedShape()) if each.kind != "position"
+        )
         weights += total(base) * element
     optimizer = shared * (OPTIMIZER_BYTES + MASTER_BYTES * job.masters)
     away = {"none": 0.0, "cpu": 0.0, "nvme": 0.0}
@@ -165,4 +185,9 @@ def _states(job: Job) -> tuple[dict[str, float], dict[str, float]]:
     if layout.offload_weights != "none":
         away[layout.offload_weights] += weights
         weights = 0.0
-    return {"weights": weights, "gathered": gathered, "optimizer": optimizer, "buckets": buckets}, away
+    return {
+        "weights": weights,
+        "gathered": gathered,
+        "optimizer": optimizer,
+        "buckets": buckets,
+    }, away

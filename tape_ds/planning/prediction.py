@@ -40,7 +40,9 @@ class Plan:
         peak = self.memory.peak
         shown = sorted(peak.parts().items(), key=lambda each: -each[1])
         return ", ".join(
-            f"{name.replace('_', ' ')} {size / GIB:.2f}" for name, size in shown if size >= least * peak.total
+            f"{name.replace('_', ' ')} {size / GIB:.2f}"
+            for name, size in shown
+            if size >= least * peak.total
         )
 
     def summary(self) -> str:

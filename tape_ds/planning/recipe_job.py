@@ -75,7 +75,9 @@ def job_of(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
     # Sequences that mark where documents or padding begin have the attention of packed sequences. How many documents a
     # sequence has is known once the data are read: one is the most work.
     data = None if own is None else own.data
-    has_borders = data is None or (data.pose.chunks == 1 and not data.attend_across and data.packing != "single")
+    has_borders = data is None or (
+        data.pose.chunks == 1 and not data.attend_across and data.packing != "single"
+    )
     span = None
     if method is not None and method.chosen.grouped:
         span = attention_span(recipe.window, method.group_tokens, config.num_attention_heads)
@@ -107,13 +109,17 @@ def job_of(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
         state_element={None: None, "float32": 4}.get(getattr(recipe.model, "state_dtype", None), 2),
         fused=gpu is not None and (liger == "on" or (liger == "auto" and there)),
         # without an engine a 16-bit run is under autocast, where the model's norm takes torch's operators
-        fused_norms=gpu is not None and config.model_type == TAPE and (recipe.deepspeed is not None or not sixteen),
+        fused_norms=gpu is not None
+        and config.model_type == TAPE
+        and (recipe.deepspeed is not None or not sixteen),
         wide_attention=backend == "triton",
         attention_span=span,
         documents=1 if has_borders else None,
         quantised=method is not None and method.load_in_4bit,
         distilled=method is not None and method.distill,
-        short=(weighting.longce_short, weighting.longce_stride) if weighting.target_weights == "longce" else None,
+        short=(weighting.longce_short, weighting.longce_stride)
+        if weighting.target_weights == "longce"
+        else None,
     )
 
 
@@ -159,7 +165,9 @@ def settle(recipe: Recipe, config: Config | None, gpu: Gpu | None) -> Recipe:
         return _explained(cautious, recipe, f"the least memory: there is {lacking} to plan for")
     before = Plan(job_of(cautious, config, recipe.world_size, gpu))
     if before.job.model.counted:
-        return _explained(cautious, recipe, "the least memory: this model's activations are not known")
+        return _explained(
+            cautious, recipe, "the least memory: this model's activations are not known"
+        )
 
     free = recipe.open | ({"checkpoint_layers"} - recipe.given)
     for plan in search.fastest(before.job, free):
@@ -175,8 +183,14 @@ def settle(recipe: Recipe, config: Config | None, gpu: Gpu | None) -> Recipe:
             gain = before.step.all / plan.step.all
             spare = (gpu.memory - plan.memory.peak.total) / GIB
             speed = f"predicted {gain:.2f}x as fast as {_flags(cautious, recipe)}"
-            return _explained(chosen, recipe, f"the fastest on {gpu.name} with {spare:.1f} GiB to spare; {speed}")
-    return _explained(cautious, recipe, f"the least memory: no layout leaves {search.SPARE:.1%} of {gpu.name} free")
+            return _explained(
+                chosen, recipe, f"the fastest on {gpu.name} with {spare:.1f} GiB to spare; {speed}"
+            )
+    return _explained(
+        cautious,
+        recipe,
+        f"the least memory: no layout leaves {search.SPARE:.1%} of {gpu.name} free",
+    )
 
 
 def _resumed(recipe: Recipe) -> tuple[Path, dict[str, Any]] | None:
@@ -189,16 +203,26 @@ def _resumed(recipe: Recipe) -> tuple[Path, dict[str, Any]] | None:
     if requested in (True, "auto"):
         folders = checkpoint.numbered(Path(recipe.trainer_value("output_dir")).expanduser())[::-1]
     # values of a checkpoint that does not mention them
-    unwritten = {"activation_checkpointing": False, "checkpoint_layers": 1, "per_device_train_batch_size": 1}
+    unwritten = {
+        "activation_checkpointing": False,
+        "checkpoint_layers": 1,
+        "per_device_train_batch_size": 1,
+    }
     for folder in folders:
         # the resume itself reports it
         with contextlib.suppress(OSError, ValueError):
             manifest = checkpoint.read(folder)
-            stored = {name: manifest.identity.get(f"recipe.{name}", value) for name, value in unwritten.items()}
+            stored = {
+                name: manifest.identity.get(f"recipe.{name}", value)
+                for name, value in unwritten.items()
+            }
             # older versions could recompute every n-th block
             if stored["checkpoint_layers"] != "selective":
                 stored["checkpoint_layers"] = 1
-            return folder, {"deepspeed": f"zero{manifest.stage}" if manifest.stage else None, **stored}
+            return folder, {
+                "deepspeed": f"zero{manifest.stage}" if manifest.stage else None,
+                **stored,
+            }
     return None
 
 
@@ -212,9 +236,17 @@ def _with(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
         if own["deepspeed"]:
             engine = deepspeed_config.read(own["deepspeed"], [])
     if "activation_checkpointing" in own:
-        layers = memory.checkpoint_layers if "checkpoint_layers" in recipe.given else values.get("checkpoint_layers", 1)
-        memory = memory.model_copy(update={"checkpoint_layers": layers if own["activation_checkpointing"] else 1})
-    return replace(recipe, trainer=recipe.trainer.model_copy(update=own), deepspeed=engine, memory=memory)
+        layers = (
+            memory.checkpoint_layers
+            if "checkpoint_layers" in recipe.given
+            else values.get("checkpoint_layers", 1)
+        )
+        memory = memory.model_copy(
+            update={"checkpoint_layers": layers if own["activation_checkpointing"] else 1}
+        )
+    return replace(
+        recipe, trainer=recipe.trainer.model_copy(update=own), deepspeed=engine, memory=memory
+    )
 
 
 def _explained(settled: Recipe, recipe: Recipe, reason: str) -> Recipe:

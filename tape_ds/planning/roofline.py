@@ -76,7 +76,9 @@ def work(job: Job) -> Work:
     plain = linear + head + (2 * model.layers * block + seen) * whole
     return Work(
         linear=products,
-        attention=forward * (1 + (layout.checkpoint_layers == 1)) + forward_again + backward * trains,
+        attention=forward * (1 + (layout.checkpoint_layers == 1))
+        + forward_again
+        + backward * trains,
         model=plain * (2 + job.trained_parameters / job.parameters if trains else 1),
     )
 
@@ -103,7 +105,9 @@ class _Group:
     size: int
     stride: int = 1
 
-    def sends(self, kind: str, whole: float, overlap: float = 0.0, *, exchange: bool = False) -> Traffic:
+    def sends(
+        self, kind: str, whole: float, overlap: float = 0.0, *, exchange: bool = False
+    ) -> Traffic:
         """Return a message of ``whole`` bytes over all ranks. A ring over several nodes sends through the network
         adapters of all its GPUs of a node at once, an all-to-all ``exchange`` through each GPU's own."""
         of_a_node = max(1, min(self.size, self.gpu.per_node // self.stride))
@@ -150,13 +154,21 @@ def traffic(job: Job, gpu: Gpu) -> list[Traffic]:
     rings = 4 * model.layers * read + 2 * (1 + trains + job.read_again) * times
     state = (model.layers - 1) * activations.state_bytes(job, of_own_heads=True)
     state += (model.placed - 1) * model.heads * model.carried / layout.tensor * element
-    found.append(pieces.sends("hidden states gathered, added up", rings * job.tokens * model.hidden * element))
-    found.append(pieces.sends("position states exchanged", read * job.tokens * state, exchange=True))
+    found.append(
+        pieces.sends(
+            "hidden states gathered, added up", rings * job.tokens * model.hidden * element
+        )
+    )
+    found.append(
+        pieces.sends("position states exchanged", read * job.tokens * state, exchange=True)
+    )
 
     # Ulysses: rotated queries and keys and the wide value in, the wide output out
     wide = 2 * model.layers + model.placed * (model.added + model.carried) / model.head_size
     columns = (model.query + max(model.groups, layout.sequence) * model.head_size) * wide
-    found.append(shared.sends("heads for tokens", job.tokens * columns * element * passes, exchange=True))
+    found.append(
+        shared.sends("heads for tokens", job.tokens * columns * element * passes, exchange=True)
+    )
 
     # offload, down and up again; optimizer states on a disk are part of the optimizer's time
     link = gpu.host_link * LINK_SHARE

@@ -96,7 +96,9 @@ def fastest(job: Job, open_fields: Collection[str]) -> list[Plan]:
         for engine, each, again in product(engines, sequences, policies)
     ]
     found = [Plan(each) for each in jobs if possible(each)]
-    roomy = [each for each in found if each.fits and each.memory.peak.total <= (1 - SPARE) * gpu.memory]
+    roomy = [
+        each for each in found if each.fits and each.memory.peak.total <= (1 - SPARE) * gpu.memory
+    ]
     least = min((each.step.all for each in roomy), default=0.0)
 
     def order(plan: Plan) -> tuple[float, int, int, float]:
@@ -122,7 +124,9 @@ def refusal(plan: Plan) -> list[Problem]:
     fitting = [each.job.layout for each in ranked if each.fits]
     longest = largest_length(ranked[0].job) if ranked else 0
     if fitting:
-        remedy = min(fitting, key=lambda each: len(each.changes(job.layout))).command_line(job.layout)
+        remedy = min(fitting, key=lambda each: len(each.changes(job.layout))).command_line(
+            job.layout
+        )
     else:
         shorter = "a smaller model"
         if longest:
@@ -130,13 +134,27 @@ def refusal(plan: Plan) -> list[Problem]:
         remedy = f"nothing fits on {job.layout.world} of them: more GPUs, or {shorter}"
     problems = []
     for field, needed, there, words in (
-        ("memory", found.peak.total, job.gpu.memory, f"in the {found.peak.moment}, and a {job.gpu.name} has"),
-        ("offload", found.host, job.gpu.host_memory, "of the host's memory for each GPU, and there are"),
+        (
+            "memory",
+            found.peak.total,
+            job.gpu.memory,
+            f"in the {found.peak.moment}, and a {job.gpu.name} has",
+        ),
+        (
+            "offload",
+            found.host,
+            job.gpu.host_memory,
+            "of the host's memory for each GPU, and there are",
+        ),
     ):
         if needed > there:
             wrong = f"{needed / GIB:,.1f} GiB would be needed {words} {there / GIB:,.1f}"
             parts = f" ({plan.largest_parts(0.1)})" if field == "memory" else ""
-            problems.append(Problem(field, job.layout.command_line(), wrong + parts, f"{remedy}, or --force to try"))
+            problems.append(
+                Problem(
+                    field, job.layout.command_line(), wrong + parts, f"{remedy}, or --force to try"
+                )
+            )
     return problems
 
 

@@ -25,7 +25,13 @@ Config = TapeConfig | PreTrainedConfig
 Kind = Literal["linear", "head", "embedding", "norm", "position", "adapter"]
 
 _COLUMNS = (
-    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *(
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+    ),
     *("vocab_size", "max_position_embeddings", "tie_word_embeddings", "rope_theta"),
 )
 LLAMAS: Mapping[str, tuple[float, ...]] = {
@@ -36,7 +42,10 @@ LLAMAS: Mapping[str, tuple[float, ...]] = {
     "meta-llama/Meta-Llama-3-8B": (4096, 14336, 32, 32, 8, 128_256, 8192, False, 5e5),
     "meta-llama/Meta-Llama-3-70B": (8192, 28672, 80, 64, 8, 128_256, 8192, False, 5e5),
     "baichuan-inc/Baichuan2-7B-Base": (4096, 11008, 32, 32, 32, 125_696, 4096, False, 1e4),
-    **dict.fromkeys(("smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"), (576, 1536, 30, 9, 3, 49_152, 8192, True, 1e5)),
+    **dict.fromkeys(
+        ("smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"),
+        (576, 1536, 30, 9, 3, 49_152, 8192, True, 1e5),
+    ),
 }
 """Published sizes by the names that recipes have for them (the models' own ``config.json``), for plans on a machine
 without the models. Touvron et al. 2023, arXiv:2302.13971 and arXiv:2307.09288; Grattafiori et al. 2024,
@@ -102,7 +111,9 @@ class TrainedShape:
 
     @property
     def anything(self) -> bool:
-        return self.linears or self.norms or self.embeddings or self.positions or bool(self.adapters)
+        return (
+            self.linears or self.norms or self.embeddings or self.positions or bool(self.adapters)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +191,11 @@ def sizes(config: Any) -> Sizes:
     }
     if config.model_type != TAPE:  # counted on a model without storage
         shape = decoder_shape(config)
-        own: dict[str, Any] = {"inner": shape.inner, "head_size": shape.head_size, "counted": shape.weights}
+        own: dict[str, Any] = {
+            "inner": shape.inner,
+            "head_size": shape.head_size,
+            "counted": shape.weights,
+        }
         return Sizes(**shared, **own, placed=config.num_hidden_layers)
 
     # one block of each kind, without storage, times its number
@@ -193,8 +208,12 @@ def sizes(config: Any) -> Sizes:
     for index, layer in layers.items():
         for weight in layer.parameters():
             counted[weight.numel()] += times[index]
-    fixed = sum(times[index] * layer.multiplications_per_token(0.0) for index, layer in layers.items())
-    seen = sum(times[index] * layer.multiplications_per_token(1.0) for index, layer in layers.items())
+    fixed = sum(
+        times[index] * layer.multiplications_per_token(0.0) for index, layer in layers.items()
+    )
+    seen = sum(
+        times[index] * layer.multiplications_per_token(1.0) for index, layer in layers.items()
+    )
     first = layers[min(times)]
     per_key = first.multiplications_per_token(1.0) - first.multiplications_per_token(0.0)
     state = first.state_columns
@@ -206,7 +225,8 @@ def sizes(config: Any) -> Sizes:
         placed=placed,
         carried=round(per_key / config.num_attention_heads) if state else 0,
         added=first.added_columns,
-        keeps_unrotated=sum(times[index] * layer.keeps_unrotated for index, layer in layers.items()) / placed,
+        keeps_unrotated=sum(times[index] * layer.keeps_unrotated for index, layer in layers.items())
+        / placed,
         rank=getattr(first, "rank", 0),
         biased=first.keeps_bias,
         normed_heads=getattr(config, "qk_norm", False),
@@ -225,7 +245,12 @@ split side is split."""
 def tensors(model: Sizes, trained: TrainedShape, ways: int = 1) -> tuple[Tensors, ...]:
     """Return all parameters of the model, with adapters and the copies that peft trains: those of each of the ``ways``
     ranks of a tensor-parallel group."""
-    on = {"linear": trained.linears, "head": trained.linears, "norm": trained.norms, "embedding": trained.embeddings}
+    on = {
+        "linear": trained.linears,
+        "head": trained.linears,
+        "norm": trained.norms,
+        "embedding": trained.embeddings,
+    }
     on["position"] = trained.positions
     found: list[Tensors] = []
 
@@ -252,13 +277,19 @@ def tensors(model: Sizes, trained: TrainedShape, ways: int = 1) -> tuple[Tensors
     ranks = dict(trained.adapters)
     for weights in model.counted:
         if weights.kind == "linear" and weights.name in ranks:
-            found.append(Tensors("adapter", ranks[weights.name] * sum(weights.shape), weights.times, True, False))
+            found.append(
+                Tensors(
+                    "adapter", ranks[weights.name] * sum(weights.shape), weights.times, True, False
+                )
+            )
     for name, rank in trained.adapters if not model.counted else ():
         by_rows = name in CUT_BY_ROWS
         (columns, rows) = model.linears[name]
         found.append(Tensors("adapter", rank * columns, model.layers, True, split=by_rows))
         found.append(Tensors("adapter", rank * rows, model.layers, True, split=not by_rows))
-    return tuple(replace(each, size=-(-each.size // ways)) if each.split else each for each in found)
+    return tuple(
+        replace(each, size=-(-each.size // ways)) if each.split else each for each in found
+    )
 
 
 def total(found: Iterable[Tensors], *, trained: bool | None = None) -> int:

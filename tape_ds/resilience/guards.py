@@ -45,7 +45,13 @@ class NonFinite:
     _warned: bool = False
 
     def observe(
-        self, step: int, losses: Sequence[float], grad_norms: Sequence[float], skipped: bool, *, rescaled: bool = False
+        self,
+        step: int,
+        losses: Sequence[float],
+        grad_norms: Sequence[float],
+        skipped: bool,
+        *,
+        rescaled: bool = False,
     ) -> str | None:
         """Check one optimizer step; return a message if it was not finite.
 
@@ -76,7 +82,13 @@ class NonFinite:
         self.in_a_row += 1
         samples = {rank: self.samples_of(step - 1, rank) for rank in ranks or range(len(losses))}
         if self.file is not None:
-            entry = {"step": step, "kind": kind, "ranks": ranks, "samples": samples, "skipped": skipped}
+            entry = {
+                "step": step,
+                "kind": kind,
+                "ranks": ranks,
+                "samples": samples,
+                "skipped": skipped,
+            }
             entry |= {"in_a_row": self.in_a_row, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
             try:
                 self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -85,7 +97,11 @@ class NonFinite:
             except OSError as error:  # must not end a run
                 if not self._warned:
                     why = storage.explain(error, self.file.parent)
-                    print(f"{self.file.name} cannot be written, training continues: {why}", file=sys.stderr, flush=True)
+                    print(
+                        f"{self.file.name} cannot be written, training continues: {why}",
+                        file=sys.stderr,
+                        flush=True,
+                    )
                 self._warned = True
 
         if not ranks:
@@ -125,7 +141,9 @@ class NonFinite:
         self.in_a_row = state["in_a_row"]
 
 
-def samples_of_step(step: int, rank: int, *, global_batch: int, micro_batch: int, world: int) -> list[int]:
+def samples_of_step(
+    step: int, rank: int, *, global_batch: int, micro_batch: int, world: int
+) -> list[int]:
     """Return the samples of ``rank`` in optimizer step ``step``, all counted from 0.
 
     The trainer's loader cuts the samples, in order, into micro-batches and deals these out to the ranks in turn:
@@ -133,7 +151,11 @@ def samples_of_step(step: int, rank: int, *, global_batch: int, micro_batch: int
     """
     begin = step * global_batch + rank * micro_batch
     stride = micro_batch * world
-    return [begin + turn * stride + i for turn in range(global_batch // stride) for i in range(micro_batch)]
+    return [
+        begin + turn * stride + i
+        for turn in range(global_batch // stride)
+        for i in range(micro_batch)
+    ]
 
 
 @dataclass
@@ -167,7 +189,9 @@ def protect(optimizer: torch.optim.Optimizer) -> SkipCounter:
         parameters = [parameter for group in stepping.param_groups for parameter in group["params"]]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         # the largest magnitude: a sum of squares could overflow although every gradient is finite
-        counter.skipped = bool(gradients) and not math.isfinite(torch.nn.utils.get_total_norm(gradients, math.inf))
+        counter.skipped = bool(gradients) and not math.isfinite(
+            torch.nn.utils.get_total_norm(gradients, math.inf)
+        )
         if counter.skipped:
             counter.total += 1
             for parameter in parameters:

@@ -111,7 +111,9 @@ def prepare(command: Sequence[str]) -> LaunchSpec:
     for switch in _NO_TRAINING:
         texts = flags.get(switch, ["false"])
         if not texts or command_line.plain(texts[-1]) is True:
-            problems.append(Problem(switch, True, "it would train nothing", "start it without keep_alive"))
+            problems.append(
+                Problem(switch, True, "it would train nothing", "start it without keep_alive")
+            )
     known_fields = kind.fields() | {"resume": kind.fields()["resume_from_checkpoint"]}
     names = (*_RESUME, "start_anew", "no_start_anew", "output_dir")
     decisive = {name: flags[name] for name in flags if name in names}
@@ -197,7 +199,9 @@ class KeepAlive:
                 time.sleep(min(_POLL_SECONDS, pause or _POLL_SECONDS))
             if not self.spec.first_decides or attempt.has_taken_folder():
                 command = self.spec.again
-        self.say(f"{self.request.reason} while nothing was running; the same command continues {self._from()}")
+        self.say(
+            f"{self.request.reason} while nothing was running; the same command continues {self._from()}"
+        )
         return ExitCode.OK
 
     def _follow(self, attempt: "_Attempt") -> int | None:
@@ -234,7 +238,9 @@ class KeepAlive:
             if step == 0 or step in steps:
                 say(f"the run was stopped ({reason}) and stays stopped; {resumes}")
                 return ExitCode.OK
-            say(f"the run was stopped ({reason}), and its last checkpoint is not committed; {resumes}")
+            say(
+                f"the run was stopped ({reason}), and its last checkpoint is not committed; {resumes}"
+            )
             return ExitCode.FAILURE
         if asked and attempt.had_begun and not attempt.has_progressed():
             say(f"the ranks stopped without a checkpoint; {resumes}")
@@ -267,7 +273,9 @@ class _Attempt:
         """Whether some of its ranks have locked the run's folder."""
         names = (run_folder.BEGUN, run_folder.FINISHED, run_folder.STOPPED)
         self._markers = {name: _stamp(output / name) for name in names}
-        self._checkpoints = {_stamp(folder / checkpoint.MANIFEST) for folder in checkpoint.committed(output)}
+        self._checkpoints = {
+            _stamp(folder / checkpoint.MANIFEST) for folder in checkpoint.committed(output)
+        }
         self._folder = tempfile.TemporaryDirectory(prefix="keep_alive-")
         self._code_file = Path(self._folder.name) / "code"
         environment = {**os.environ, exit_codes.FILE: str(self._code_file)}
@@ -275,7 +283,9 @@ class _Attempt:
             self._process = subprocess.Popen(command, env=environment, start_new_session=True)
         except OSError as error:
             remedy = "give its path, or put its folder into PATH (with this project's environment: .venv/bin)"
-            raise UserError(Problem("command", command[0], f"cannot be started: {error.strerror}", remedy)) from error
+            raise UserError(
+                Problem("command", command[0], f"cannot be started: {error.strerror}", remedy)
+            ) from error
 
     def is_running(self) -> bool:
         return self._process.poll() is None
@@ -308,7 +318,9 @@ class _Attempt:
 
     def has_progressed(self) -> bool:
         """Return whether a checkpoint was committed since the start, if only in place of a damaged one."""
-        stamps = {_stamp(folder / checkpoint.MANIFEST) for folder in checkpoint.committed(self.output)}
+        stamps = {
+            _stamp(folder / checkpoint.MANIFEST) for folder in checkpoint.committed(self.output)
+        }
         return bool(stamps - self._checkpoints)
 
     def end(self, grace: float, ask: bool) -> bool:
@@ -325,7 +337,9 @@ class _Attempt:
             for pid in {rank.pid for rank in ranks if ask and rank.is_here and rank.pid} - asked:
                 asked.add(pid)
                 _send(pid, signal.SIGTERM)
-            if time.monotonic() - began > (grace if self.had_begun else min(grace, STARTING_SECONDS)):
+            if time.monotonic() - began > (
+                grace if self.had_begun else min(grace, STARTING_SECONDS)
+            ):
                 in_time = not self.had_begun
                 break
             time.sleep(_POLL_SECONDS)
@@ -337,7 +351,9 @@ class _Attempt:
         disk cannot be killed."""
         until = time.monotonic() + LONGEST_KILL
         while time.monotonic() < until:
-            pids = self._processes() | {rank.pid for rank in self._ranks() if rank.is_here and rank.pid}
+            pids = self._processes() | {
+                rank.pid for rank in self._ranks() if rank.is_here and rank.pid
+            }
             if not pids:
                 break
             for pid in pids:
@@ -349,14 +365,21 @@ class _Attempt:
         """Return the ranks that have the run's folder locked, on any machine; on a file system without locks, processes
         of this attempt that have a file there."""
         own = self._processes()
-        return [rank for rank in run_lock.named(self.output) if rank.is_locked or (rank.is_here and rank.pid in own)]
+        return [
+            rank
+            for rank in run_lock.named(self.output)
+            if rank.is_locked or (rank.is_here and rank.pid in own)
+        ]
 
     def _processes(self) -> set[int]:
         """Return the living processes of its session, without zombies."""
         pids = set()
         for pid in psutil.pids():
             with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
-                if os.getsid(pid) == self._process.pid and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                if (
+                    os.getsid(pid) == self._process.pid
+                    and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+                ):
                     pids.add(pid)
         return pids
 

@@ -92,10 +92,13 @@ class RunLock:
         while self.path not in _locked:
             try:
                 self._attempt()
-            except (BlockingIOError, FileNotFoundError):  # not found: another job has just removed the folder
+            except (BlockingIOError, FileNotFoundError):
+                # not found: another job has just removed the folder
                 if time.monotonic() > deadline:
                     wrong = f"another process has just become rank {self.rank} in it"
-                    problem = Problem("output_dir", str(self.output), wrong, "start only one run in it")
+                    problem = Problem(
+                        "output_dir", str(self.output), wrong, "start only one run in it"
+                    )
                     raise UserError(refuse(self.output) or problem) from None
                 time.sleep(0.05)
             except OSError as error:
@@ -112,7 +115,10 @@ class RunLock:
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     raise
-                logger.warning("this file system has no locks: a second run in %s would not be noticed", self.output)
+                logger.warning(
+                    "this file system has no locks: a second run in %s would not be noticed",
+                    self.output,
+                )
             if not os.path.samestat(os.fstat(descriptor), self.path.stat()):
                 raise BlockingIOError(errno.EAGAIN, "its last holder has just removed it")
         except BaseException:
@@ -120,7 +126,10 @@ class RunLock:
             raise
         _locked[self.path] = descriptor
         holder = {"rank": self.rank, "pid": os.getpid(), "host": socket.gethostname()}
-        holder |= {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "command": redacted(" ".join(sys.argv))}
+        holder |= {
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "command": redacted(" ".join(sys.argv)),
+        }
         try:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, (json.dumps(holder) + "\n").encode(), 0)
@@ -138,7 +147,11 @@ def named(output: Path) -> list[Holder]:
     """Return the ranks that have a file in this folder, locked or not, by number: killed ones too, and those on a file
     system without locks."""
     try:
-        matches = [match for path in (output / run_folder.RANKS).iterdir() if (match := _FILE.fullmatch(path.name))]
+        matches = [
+            match
+            for path in (output / run_folder.RANKS).iterdir()
+            if (match := _FILE.fullmatch(path.name))
+        ]
     except OSError:
         return []
     holders = []
@@ -155,7 +168,9 @@ def named(output: Path) -> list[Holder]:
             is_locked = error.errno not in _NO_LOCKS
         try:
             content = json.loads(os.pread(descriptor, 2**16, 0))
-            holder = Holder(rank, int(content["pid"]), content["host"], content["started"], is_locked)
+            holder = Holder(
+                rank, int(content["pid"]), content["host"], content["started"], is_locked
+            )
         except (ValueError, TypeError, KeyError):  # not written completely yet
             holder = Holder(rank, is_locked=is_locked)
         os.close(descriptor)
@@ -178,9 +193,13 @@ def refuse(output: Path, *, others_only: bool = False) -> list[Problem]:
     wrong = f"another run is using this folder: {'; '.join(map(str, holders))}"
     kills = []
     for host in dict.fromkeys(holder.host for holder in holders if holder.pid is not None):
-        pids = " ".join(str(holder.pid) for holder in holders if holder.host == host and holder.pid is not None)
+        pids = " ".join(
+            str(holder.pid) for holder in holders if holder.host == host and holder.pid is not None
+        )
         kills.append(f"`kill {pids}`" + ("" if host == socket.gethostname() else f" on {host}"))
-    remedy = f"wait for its end, or stop it with {', '.join(kills)}; it commits a checkpoint and exits"
+    remedy = (
+        f"wait for its end, or stop it with {', '.join(kills)}; it commits a checkpoint and exits"
+    )
     return [Problem("output_dir", str(output), wrong, remedy if kills else "wait for its end")]
 
 

@@ -100,7 +100,9 @@ def watch_launcher(request: StopRequest, poll: float = 1.0) -> threading.Thread 
     if _STARTED_BY_LAUNCH in os.environ:
         # launch.py, or the runner above it, may have died while this process imported its libraries. Only over ssh,
         # where launch.py gets --node_rank, is there no runner on this machine
-        by_runner = bool(launchers) and not any(word.startswith("--node_rank") for word in _command_line(launchers[0]))
+        by_runner = bool(launchers) and not any(
+            word.startswith("--node_rank") for word in _command_line(launchers[0])
+        )
         if len(launchers) < 1 + by_runner:
             request.request(f"{LAUNCHER} died before training began")
             return None
@@ -222,7 +224,11 @@ def shield_worker(worker_id: int, init: Callable[[int], None] | None = None) -> 
         def exit_with_rank() -> None:
             while os.getppid() == parent:
                 received = signal.sigtimedwait(SIGNALS, 1.0)
-                if received is not None and received.si_signo == signal.SIGTERM and received.si_pid == rank.pid:
+                if (
+                    received is not None
+                    and received.si_signo == signal.SIGTERM
+                    and received.si_pid == rank.pid
+                ):
                     break
             os._exit(0)
 
@@ -257,9 +263,15 @@ def take_save_request(output: Path) -> str | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        logger.warning("%s cannot be read and removed (%s): nothing is saved for it", path, error.strerror)
+        logger.warning(
+            "%s cannot be read and removed (%s): nothing is saved for it", path, error.strerror
+        )
         return None
     if text and not _NAME.fullmatch(text):
-        logger.warning("%s: %r is no name (letters, digits, . _ -, 64 at most): saved without one", path, text[:64])
+        logger.warning(
+            "%s: %r is no name (letters, digits, . _ -, 64 at most): saved without one",
+            path,
+            text[:64],
+        )
         return ""
     return text

@@ -70,7 +70,9 @@ def who_is_behind(rank: int, beats: Sequence[Beat | None]) -> str | None:
         beat = beats[number]
         if beat is not None:
             ago = max(0.0, time.time() - beat.time)
-            where = f"last seen in {beat.phase!r} of step {beat.step} {ago:.0f} s ago ({beat.process})"
+            where = (
+                f"last seen in {beat.phase!r} of step {beat.step} {ago:.0f} s ago ({beat.process})"
+            )
         described.append(f"rank {number} is missing: {where}")
     more = ""
     if len(behind) > 4:
@@ -93,7 +95,14 @@ class Watchdog:
     """
 
     def __init__(
-        self, folder: Path, rank: int, world: int, seconds: float, *, work: Callable[[], int] = int, store: Any = None
+        self,
+        folder: Path,
+        rank: int,
+        world: int,
+        seconds: float,
+        *,
+        work: Callable[[], int] = int,
+        store: Any = None,
     ):
         self.folder = folder
         self.rank = rank
@@ -109,7 +118,9 @@ class Watchdog:
         """A second connection to the store: it shares no lock with training."""
         self._alarm, self._closed = threading.Event(), threading.Event()
         self._beat = Beat(0, 0, False, "start", time.time(), self._name)
-        self._threads = [threading.Thread(target=loop, daemon=True) for loop in (self._watch, self._publish)]
+        self._threads = [
+            threading.Thread(target=loop, daemon=True) for loop in (self._watch, self._publish)
+        ]
 
     def __enter__(self) -> "Watchdog":
         self.beat(0, "start")
@@ -179,7 +190,9 @@ class Watchdog:
         """Write the stacks, report who is behind, wait for the other ranks to do the same, and exit."""
         # inside a collective, judged by the Python frames of the main thread
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
-        while frame is not None and not str(frame.f_globals.get("__name__")).startswith("torch.distributed"):
+        while frame is not None and not str(frame.f_globals.get("__name__")).startswith(
+            "torch.distributed"
+        ):
             frame = frame.f_back
         beat = self._beat._replace(waits=frame is not None)
         head = f"no progress for {stalled:.0f} s at step {beat.step} in {beat.phase}"
@@ -189,7 +202,9 @@ class Watchdog:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with path.open("w", encoding="utf-8") as file:
-                file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} rank {self.rank} ({self._name}): {head}\n\n")
+                file.write(
+                    f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} rank {self.rank} ({self._name}): {head}\n\n"
+                )
                 file.flush()
                 faulthandler.dump_traceback(file, all_threads=True)
         except OSError as error:
@@ -206,7 +221,10 @@ class Watchdog:
             store.set(f"rank-{self.rank}", json.dumps(beat))
             self._meet("conferring", GRACE_SECONDS)
             names = [f"rank-{rank}" for rank in range(self.world)]
-            return [Beat(*json.loads(store.get(name))) if store.check([name]) else None for name in names]
+            return [
+                Beat(*json.loads(store.get(name))) if store.check([name]) else None
+                for name in names
+            ]
 
         reason: str | None = "there is no other rank"
         if self.world > 1:

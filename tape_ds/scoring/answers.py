@@ -48,7 +48,9 @@ def score(model: nn.Module, prompts: Sequence[Prompt], *, each: Each = in_turn) 
 
     def sums(prompt: Prompt) -> tuple[float, int]:
         first = prompt.input_ids_1T.shape[-1] - prompt.targets
-        nll_1N, foreseen_1N = target_losses(model, prompt.input_ids_1T, first=first, chunk=prompt.targets)
+        nll_1N, foreseen_1N = target_losses(
+            model, prompt.input_ids_1T, first=first, chunk=prompt.targets
+        )
         return float(nll_1N.sum()), int(foreseen_1N.sum())
 
     scores = each(sums, prompts)

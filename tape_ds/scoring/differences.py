@@ -5,7 +5,9 @@ import statistics
 from collections.abc import Iterable, Mapping
 
 
-def less_reference(lines: Mapping[str, Mapping[float, float]], reference: str | None) -> dict[str, dict[float, float]]:
+def less_reference(
+    lines: Mapping[str, Mapping[float, float]], reference: str | None
+) -> dict[str, dict[float, float]]:
     """Return how far lines (name -> x -> y) are above one of them, or (None) above the median of the finite values at
     each x. An x that the reference lacks is left out."""
     base: dict[float, float] = {}
@@ -18,7 +20,10 @@ def less_reference(lines: Mapping[str, Mapping[float, float]], reference: str | 
                 if math.isfinite(y):
                     found.setdefault(x, []).append(y)
         base = {x: statistics.median(values) for x, values in found.items()}
-    return {name: {x: y - base[x] for x, y in points.items() if x in base} for name, points in lines.items()}
+    return {
+        name: {x: y - base[x] for x, y in points.items() if x in base}
+        for name, points in lines.items()
+    }
 
 
 def height(values: Iterable[float]) -> float:

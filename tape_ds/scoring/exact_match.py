@@ -62,11 +62,14 @@ def judge(
     def judge_batch(batch: Batch) -> list[list[bool]]:
         # T: tokens of the longest, N: answers of all sequences
         ids_BT, answers_BT = (
-            nn.utils.rnn.pad_sequence(list(part), batch_first=True) for part in zip(*batch, strict=True)
+            nn.utils.rnn.pad_sequence(list(part), batch_first=True)
+            for part in zip(*batch, strict=True)
         )
         device = causal_lm.get_input_embeddings().weight.device
         with evaluating(causal_lm):
-            hidden_BTD = decoder_of(causal_lm)(input_ids=ids_BT.to(device), use_cache=False).last_hidden_state
+            hidden_BTD = decoder_of(causal_lm)(
+                input_ids=ids_BT.to(device), use_cache=False
+            ).last_hidden_state
             # the token before an answer predicts it; the first is never one
             before_BT = answers_BT.roll(-1, dims=1)
             logits_NV = head(hidden_BTD[before_BT.to(device)])
@@ -110,7 +113,9 @@ class AnswerCount:
         share = self.share
         square = Z * Z / self.rows
         middle = (share + square / 2) / (1 + square)
-        reach = Z * math.sqrt(share * (1 - share) / self.rows + square / (4 * self.rows)) / (1 + square)
+        reach = (
+            Z * math.sqrt(share * (1 - share) / self.rows + square / (4 * self.rows)) / (1 + square)
+        )
         return middle - reach, middle + reach
 
     @property
@@ -126,7 +131,9 @@ class AnswerCount:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "AnswerCount":
-        return cls(**{name: value for name, value in values.items() if name not in ("share", "interval")})
+        return cls(
+            **{name: value for name, value in values.items() if name not in ("share", "interval")}
+        )
 
 
 def means(cells: Iterable[Mapping[str, Any]], trained: Sequence[int]) -> dict[str, dict[str, Any]]:
@@ -145,8 +152,16 @@ def means(cells: Iterable[Mapping[str, Any]], trained: Sequence[int]) -> dict[st
     first, second = trained
     longer = [(cell["first"] > first) + (cell["second"] > second) for cell in asked]
     within = [cell for cell in asked if cell["first"] <= 2 * first and cell["second"] <= 2 * second]
-    reached = any(c["first"] >= 2 * first for c in asked) and any(c["second"] >= 2 * second for c in asked)
-    parts = {"whole": asked, "trained": [], "beyond": [], "both_beyond": [], "twice": within if reached else []}
+    reached = any(c["first"] >= 2 * first for c in asked) and any(
+        c["second"] >= 2 * second for c in asked
+    )
+    parts = {
+        "whole": asked,
+        "trained": [],
+        "beyond": [],
+        "both_beyond": [],
+        "twice": within if reached else [],
+    }
     for cell, count in zip(asked, longer, strict=True):
         parts["beyond" if count else "trained"].append(cell)
         if count == 2:

@@ -38,7 +38,9 @@ def continue_prompts(
         streamer: one of transformers', for a single prompt.
     """
     if not prompts or not all(prompts) or new_tokens < 1:
-        raise ValueError(f"{len(prompts)} prompts, new_tokens = {new_tokens}: none may be empty or 0")
+        raise ValueError(
+            f"{len(prompts)} prompts, new_tokens = {new_tokens}: none may be empty or 0"
+        )
     causal_lm = bare(model)
     device = causal_lm.get_input_embeddings().weight.device
     longest = max(map(len, prompts))
@@ -61,7 +63,10 @@ def continue_prompts(
     try:
         with evaluating(causal_lm):
             out_BT = causal_lm.generate(
-                ids_BT.to(device), attention_mask=mask_BT.to(device), generation_config=config, streamer=streamer
+                ids_BT.to(device),
+                attention_mask=mask_BT.to(device),
+                generation_config=config,
+                streamer=streamer,
             )
     finally:
         causal_lm.generation_config = own_config

@@ -40,7 +40,9 @@ class LoadedTasks:
 
     def rolling(self) -> list[str]:
         """Return the names of the tasks that ask for the likelihood of whole texts."""
-        return sorted(name for name, task in self.tasks.items() if task.OUTPUT_TYPE == "loglikelihood_rolling")
+        return sorted(
+            name for name, task in self.tasks.items() if task.OUTPUT_TYPE == "loglikelihood_rolling"
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.manager, name)
@@ -56,8 +58,13 @@ class LoadedTasks:
             config["metadata"] = {key: each for key, each in metadata.items() if key not in places}
             described = json.dumps(config, sort_keys=True, default=handle_non_serializable)
             digest = hashlib.sha256(re.sub(r" at 0x[0-9a-f]+", "", described).encode())
-            for document in [*task.eval_docs, *(task.fewshot_docs() if shots_of(task, num_fewshot) else ())]:
-                digest.update(json.dumps(document, sort_keys=True, default=handle_non_serializable).encode())
+            for document in [
+                *task.eval_docs,
+                *(task.fewshot_docs() if shots_of(task, num_fewshot) else ()),
+            ]:
+                digest.update(
+                    json.dumps(document, sort_keys=True, default=handle_non_serializable).encode()
+                )
             found[name] = digest.hexdigest()
         return found
 
@@ -65,7 +72,9 @@ class LoadedTasks:
 def load(config: "EvaluatorConfig") -> LoadedTasks:
     """Return the tasks that ``config`` names, with their data."""
     # as lm-eval does before it loads tasks: some draw their texts, which must be the same in every process
-    for seed, set_seed in zip(config.seed, (random.seed, np.random.seed, set_torch_seed), strict=False):
+    for seed, set_seed in zip(
+        config.seed, (random.seed, np.random.seed, set_torch_seed), strict=False
+    ):
         if seed is not None:
             set_seed(seed)
     config.include_path = [str(TASKS), *([config.include_path] if config.include_path else [])]
@@ -118,7 +127,9 @@ def figures(results: Mapping[str, Any], cut: Mapping[str, int]) -> dict[str, Any
     }
     groups = {}
     for name, scores in sorted(results.get("groups", {}).items()):
-        entry = summarise(scores, results["n-shot"].get(name), sum(samples[task] for task in leaves(name)))
+        entry = summarise(
+            scores, results["n-shot"].get(name), sum(samples[task] for task in leaves(name))
+        )
         if entry["metric"] is not None:
             groups[name] = {**entry, "tasks": subtasks[name]}
     return {"tasks": tasks, "groups": groups, "cut": dict(cut)}
@@ -129,7 +140,12 @@ def summarise(scores: Mapping[str, Any], shots: int | None, samples: int) -> dic
     metrics = {}
     for key, value in scores.items():
         metric, comma, used_filter = key.partition(",")
-        if not comma or metric.endswith("_stderr") or not isinstance(value, (int, float)) or value == NOT_RUN:
+        if (
+            not comma
+            or metric.endswith("_stderr")
+            or not isinstance(value, (int, float))
+            or value == NOT_RUN
+        ):
             continue
         # "N/A" without one
         error = scores.get(f"{metric}_stderr,{used_filter}")
@@ -156,13 +172,20 @@ def table(figures: Mapping[str, Any]) -> str:
         shots = "" if entry["shots"] is None else str(entry["shots"])
         shown = [name, shots, f"{entry['samples']:,}"]
         for key, score in _main_first(entry) or [("", {"value": None, "standard_error": None})]:
-            value, error = ("" if score[each] is None else f"{score[each]:.4f}" for each in ("value", "standard_error"))
+            value, error = (
+                "" if score[each] is None else f"{score[each]:.4f}"
+                for each in ("value", "standard_error")
+            )
             rows.append([shown[0], key.removesuffix(",none"), shown[1], value, error, shown[2]])
             shown = ["", "", ""]
-    text = markdown_table(["task", "metric", "shots", "value", "standard error", "samples"], rows, "llr")
+    text = markdown_table(
+        ["task", "metric", "shots", "value", "standard error", "samples"], rows, "llr"
+    )
     cut = figures["cut"]
     if cut["requests"]:
-        text += f"\n\ncut: {cut['tokens']:,} tokens of {cut['requests']:,} requests that were too long"
+        text += (
+            f"\n\ncut: {cut['tokens']:,} tokens of {cut['requests']:,} requests that were too long"
+        )
     unlike = figures.get("unlike_lm_eval")
     if unlike is not None:
         note = f"{unlike['unscored']!r} before a text is read once and not scored ({', '.join(unlike['tasks'])})"

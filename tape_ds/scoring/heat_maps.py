@@ -58,7 +58,8 @@ def _grid(cells: Sequence[Mapping[str, Any]]) -> tuple[pd.DataFrame, pd.DataFram
     frame["count"] = frame["correct"].astype(str) + "/" + frame["trials"].astype(str)
     depths = frame["depth"].unique()
     shares, counts = (
-        frame.pivot(index="depth", columns="length", values=name).reindex(depths) for name in ("share", "count")
+        frame.pivot(index="depth", columns="length", values=name).reindex(depths)
+        for name in ("share", "count")
     )
     counts.index = ["anywhere" if pd.isna(depth) else f"{100 * depth:.3g}%" for depth in depths]
     return frame, shares, counts.fillna("-")
@@ -74,18 +75,28 @@ def passkey_table(cells: Sequence[Mapping[str, Any]]) -> str:
     for _, column in frame.groupby("length"):
         trials = column["trials"].sum()
         all_.append(f"{column['correct'].sum()}/{trials}")
-        ids.append("-" if column["correct_ids"].isna().any() else f"{int(column['correct_ids'].sum())}/{trials}")
+        ids.append(
+            "-"
+            if column["correct_ids"].isna().any()
+            else f"{int(column['correct_ids'].sum())}/{trials}"
+        )
         tokens.append(f"{(column['mean_tokens'] * column['trials']).sum() / trials:,.0f}")
     rows += ([all_] if len(rows) > 1 else []) + [ids, tokens]
-    return markdown_table(["depth", *map(length_label, sorted(frame["length"].unique()))], rows) + "\n"
+    return (
+        markdown_table(["depth", *map(length_label, sorted(frame["length"].unique()))], rows) + "\n"
+    )
 
 
-def draw_passkeys(cells: Sequence[Mapping[str, Any]], path: Path, *, title: str, native_length: int | None) -> Path:
+def draw_passkeys(
+    cells: Sequence[Mapping[str, Any]], path: Path, *, title: str, native_length: int | None
+) -> Path:
     """Draw the shares; a dashed line marks ``native_length``."""
     _, shares, counts = _grid(cells)
     depths = list(counts.index)
     lengths = list(shares.columns)
-    figure = Figure(figsize=(3.4 + 0.8 * len(lengths), 1.9 + 0.55 * len(depths)), layout="constrained")
+    figure = Figure(
+        figsize=(3.4 + 0.8 * len(lengths), 1.9 + 0.55 * len(depths)), layout="constrained"
+    )
     axes = figure.add_subplot()
     image = axes.imshow(shares, cmap=COLOURS, vmin=0, vmax=1, aspect="auto")
     for row in range(len(depths)):
@@ -104,7 +115,13 @@ def draw_passkeys(cells: Sequence[Mapping[str, Any]], path: Path, *, title: str,
     if native_length is not None and inside < len(lengths):
         axes.axvline(inside - 0.5, color=LINE, linestyle="--", lw=2)
         axes.set_xlabel(f"length (tokens); dashed: native length {length_label(native_length)}")
-    figure.colorbar(image, ax=axes, label="keys found", ticks=[0, 0.5, 1], format=lambda share, _: f"{share:.0%}")
+    figure.colorbar(
+        image,
+        ax=axes,
+        label="keys found",
+        ticks=[0, 0.5, 1],
+        format=lambda share, _: f"{share:.0%}",
+    )
     storage.write_file(path, lambda part: figure.savefig(part, dpi=150, format="png"))
     return path
 
@@ -117,7 +134,9 @@ def write_generated(figures: Mapping[str, Any], folder: Path, title: str) -> lis
     if not is_grid:
         names = ["length", "kind", "rows", "answers", "correct", "chance"]
     csv_file, table_file, picture = files(folder, stem)
-    storage.write_text(csv_file, storage.as_csv(names, [[row[name] for name in names] for row in rows]))
+    storage.write_text(
+        csv_file, storage.as_csv(names, [[row[name] for name in names] for row in rows])
+    )
     storage.write_text(table_file, f"# {title}\n\n{generated_summary(figures)}\n")
     if not is_grid:
         return [csv_file, table_file]
@@ -128,9 +147,12 @@ def write_generated(figures: Mapping[str, Any], folder: Path, title: str) -> lis
 def generated_summary(figures: Mapping[str, Any]) -> str:
     """Return a line for each test of addressing, or the means of the grid's parts and a remark on the model."""
     if "tests" in figures:
-        return "\n".join(f"- {each.label}: {each}" for each in map(AnswerCount.from_dict, figures["tests"]))
+        return "\n".join(
+            f"- {each.label}: {each}" for each in map(AnswerCount.from_dict, figures["tests"])
+        )
     lines = [
-        [PARTS[name], number(mean["value"], ".1%"), f"{mean['cells']:,}"] for name, mean in figures["means"].items()
+        [PARTS[name], number(mean["value"], ".1%"), f"{mean['cells']:,}"]
+        for name, mean in figures["means"].items()
     ]
     first, second = figures["trained"]
     trained = f"{first}" if first == second else f"{first} and {second}"
@@ -153,17 +175,29 @@ def draw_generated(figures: Mapping[str, Any], path: Path, title: str) -> Path:
     figure = Figure(figsize=(4.8, 4.4), layout="compressed")
     axes = figure.add_subplot(facecolor="0.8")
     edges = (0.5, last[1] + 0.5, 0.5, last[0] + 0.5)
-    image = axes.imshow(shares, cmap=COLOURS, vmin=0, vmax=1, origin="lower", extent=edges, interpolation="nearest")
+    image = axes.imshow(
+        shares, cmap=COLOURS, vmin=0, vmax=1, origin="lower", extent=edges, interpolation="nearest"
+    )
     first, second = map(min, figures["trained"], last)
-    frame = Rectangle((0.5, 0.5), second, first, fill=False, edgecolor=LINE, lw=2, linestyle="--", clip_on=False)
+    frame = Rectangle(
+        (0.5, 0.5), second, first, fill=False, edgecolor=LINE, lw=2, linestyle="--", clip_on=False
+    )
     frame.set_zorder(3)  # above the axes' own frame
     axes.add_patch(frame)
     axes.set(xlim=edges[:2], ylim=edges[2:], xlabel=sizes[1], ylabel=sizes[0])
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
+        axis.set_major_locator(
+            MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1)
+        )
     whole, beyond = (number(figures["means"][name]["value"], ".1%") for name in ("whole", "beyond"))
-    axes.set_title(f"{figures['task']}\nall {whole}, beyond the frame {beyond}", fontsize="medium", parse_math=False)
+    axes.set_title(
+        f"{figures['task']}\nall {whole}, beyond the frame {beyond}",
+        fontsize="medium",
+        parse_math=False,
+    )
     figure.suptitle(title, fontsize="medium", wrap=True, parse_math=False)
-    figure.colorbar(image, pad=0.02, aspect=25, label="exact match", format=lambda share, _: f"{share:.0%}")
+    figure.colorbar(
+        image, pad=0.02, aspect=25, label="exact match", format=lambda share, _: f"{share:.0%}"
+    )
     storage.write_file(path, lambda part: figure.savefig(part, dpi=150, format="png"))
     return path

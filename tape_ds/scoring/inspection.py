@@ -71,13 +71,20 @@ def check(config: PreTrainedConfig) -> list[Problem]:
     problems = config_file.check_llama_shaped(config) if extendable.by_own_class(config) else []
     if asked != WITH_WEIGHTS:
         wrong = f"attention weights are computed by the {WITH_WEIGHTS} backend alone"
-        problems = [Problem(ENVIRONMENT, asked, wrong, "unset this environment variable"), *problems]
+        problems = [
+            Problem(ENVIRONMENT, asked, wrong, "unset this environment variable"),
+            *problems,
+        ]
     return problems
 
 
 @torch.no_grad()
 def inspect(
-    model: extendable.Model, ids_T: Tensor, layers: Sequence[int], visit: Visit, positions_T: Tensor | None = None
+    model: extendable.Model,
+    ids_T: Tensor,
+    layers: Sequence[int],
+    visit: Visit,
+    positions_T: Tensor | None = None,
 ) -> Tensor:
     """Run one forward pass over one text; ``visit`` is called with each of ``layers`` as it is computed.
 
@@ -91,9 +98,15 @@ def inspect(
     Returns:
         Logits [T, V].
     """
-    decoder = [block for block in model.base_model.modules() if isinstance(block, GradientCheckpointingLayer)]
+    decoder = [
+        block
+        for block in model.base_model.modules()
+        if isinstance(block, GradientCheckpointingLayer)
+    ]
     if model.training or not all(1 <= number <= len(decoder) for number in layers):
-        raise ValueError(f"layers {list(layers)} of {len(decoder)}: inspect a model in evaluation mode, from layer 1")
+        raise ValueError(
+            f"layers {list(layers)} of {len(decoder)}: inspect a model in evaluation mode, from layer 1"
+        )
     raise_if_any(check(model.config))
     config: Any = model.config
     kept = config.attention_backend
@@ -125,11 +138,18 @@ def _watch(block: Any, number: int, config: Any, visit: Visit) -> list[Removable
     def after(_: nn.Module, __: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         visit(LayerView(number, output[1][0], *read.pop()))
 
-    return [block.register_forward_pre_hook(before, with_kwargs=True), block.self_attn.register_forward_hook(after)]
+    return [
+        block.register_forward_pre_hook(before, with_kwargs=True),
+        block.self_attn.register_forward_hook(after),
+    ]
 
 
 def _positions(
-    layer: PositionLayer, hidden_BTD: Tensor, state: Tensor | None, inputs: BlockInputs, config: TapeConfig
+    layer: PositionLayer,
+    hidden_BTD: Tensor,
+    state: Tensor | None,
+    inputs: BlockInputs,
+    config: TapeConfig,
 ) -> PositionMap | None:
     """Ask the layer itself what it computes from this start and state: nothing else here depends on an encoding."""
     start = inputs.start
@@ -137,11 +157,16 @@ def _positions(
     width = config.head_dim
     places: Any = inputs.query_positions, inputs.key_positions
     carried = layer.carry(start, state, hidden_BTD.new_zeros(1, groups, hidden_BTD.shape[1], width))
-    bias = layer.score_bias(None if places[0] is None else places, None if carried is None else (carried, carried))
+    bias = layer.score_bias(
+        None if places[0] is None else places, None if carried is None else (carried, carried)
+    )
     if isinstance(bias, ScoreBias):
         starts = range(0, bias.query_marks.shape[2], QUERIES_AT_ONCE)
         parts = [slice(first, first + QUERIES_AT_ONCE) for first in starts]
-        return PositionMap("score bias", lambda: torch.cat([bias.of(part, slice(None)) for part in parts], dim=2)[0])
+        return PositionMap(
+            "score bias",
+            lambda: torch.cat([bias.of(part, slice(None)) for part in parts], dim=2)[0],
+        )
 
     # of the class, since peft may wrap the layer; a rotation that depends on content has no state to show
     rotates, observes = (
@@ -176,7 +201,9 @@ class UpdateStatistics(NamedTuple):
     """Weight of the first token in ``A e``, mean over heads and all queries but the first."""
 
 
-def measure_updates(model: TapeForCausalLM, ids_T: Tensor, positions_T: Tensor | None = None) -> UpdateStatistics:
+def measure_updates(
+    model: TapeForCausalLM, ids_T: Tensor, positions_T: Tensor | None = None
+) -> UpdateStatistics:
     """Measure one text of two tokens or more, int64 [T], in evaluation mode; positions count from 0 by default."""
     statistics = UpdateStatistics([], [], [])
 

@@ -61,7 +61,9 @@ class HarnessModel(huggingface.HFLM):
         self._found = found
         model: Any = found.load()
         # a checkpoint's own settings may sample or forbid repetition: scores would depend on them
-        model.generation_config = GenerationConfig(eos_token_id=ends_of(model, found.tokenizer()) or None)
+        model.generation_config = GenerationConfig(
+            eos_token_id=ends_of(model, found.tokenizer()) or None
+        )
         super().__init__(
             model,
             backend="causal",
@@ -95,21 +97,31 @@ class HarnessModel(huggingface.HFLM):
         return ids
 
     def tok_batch_encode(
-        self, strings: Sequence[str], padding_side: str = "left", left_truncate_len: int | None = None, **_: Any
+        self,
+        strings: Sequence[str],
+        padding_side: str = "left",
+        left_truncate_len: int | None = None,
+        **_: Any,
     ) -> tuple[Tensor, Tensor]:
         """Return ids and mask of prompts, padded on the left; each is encoded by :meth:`tok_encode`."""
-        rows = [self.tok_encode(string)[-(left_truncate_len or self.max_length) :] for string in strings]
+        rows = [
+            self.tok_encode(string)[-(left_truncate_len or self.max_length) :] for string in strings
+        ]
         width = max(map(len, rows))
         pad = self.tokenizer.pad_token_id
         ids_BT = torch.tensor([[pad] * (width - len(row)) + row for row in rows])
         mask_BT = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
         return ids_BT, mask_BT
 
-    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+    def loglikelihood(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
         self.measure(requests)
         return cast(list[tuple[float, bool]], super().loglikelihood(requests, disable_tqdm))
 
-    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+    def loglikelihood_rolling(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[float]:
         """Return each text's log-likelihood, summed over windows of ``max_length`` as lm-eval cuts them. The
         tokenizer's beginning of a text is only the context of its first window; without one, all is lm-eval's."""
         self.measure(requests)
@@ -138,7 +150,9 @@ class HarnessModel(huggingface.HFLM):
         ids = self.tok_encode(text)
         if ids[: len(self._beginning)] == self._beginning:
             ids = ids[len(self._beginning) :]
-        windows = utils.get_rolling_token_windows(ids, last, self.max_length - len(more), context_len=1)
+        windows = utils.get_rolling_token_windows(
+            ids, last, self.max_length - len(more), context_len=1
+        )
         found = [utils.make_disjoint_window(window) for window in windows]
         return [(more + context, continuation) for context, continuation in found[:1]] + found[1:]
 
@@ -152,7 +166,9 @@ class HarnessModel(huggingface.HFLM):
             return
         self._measured = bool(self.tasks)
         by_task = {name: task.instances for name, task in self.tasks.items()} or {"all": requests}
-        problems = [problem for name, each in by_task.items() for problem in self._check(name, each)]
+        problems = [
+            problem for name, each in by_task.items() for problem in self._check(name, each)
+        ]
         if problems:
             error = UserError(problems)
             # each process measures its own share
@@ -175,13 +191,27 @@ class HarnessModel(huggingface.HFLM):
                     settings: dict[str, Any] = dict(normalize_gen_kwargs(dict(request.args[1])))
                     handle_stop_sequences(settings.get("until"), eos=None)
                 except (ValueError, TypeError) as error:
-                    return [Problem("--gen_kwargs", request.args[1], str(error), "write name=value, numbers as such")]
+                    return [
+                        Problem(
+                            "--gen_kwargs",
+                            request.args[1],
+                            str(error),
+                            "write name=value, numbers as such",
+                        )
+                    ]
                 answer = settings["max_gen_toks"]
                 prompt = self.tok_encode(request.args[0])
                 target = []
                 tokens = len(prompt) + answer
             elif not request.args[1]:
-                return [Problem("--tasks", task, "it asks for the likelihood of an empty answer", "leave it out")]
+                return [
+                    Problem(
+                        "--tasks",
+                        task,
+                        "it asks for the likelihood of an empty answer",
+                        "leave it out",
+                    )
+                ]
             else:
                 prompt = [self.prefix_token_id]
                 target = self.tok_encode(request.args[1], add_special_tokens=False)
@@ -199,11 +229,22 @@ class HarnessModel(huggingface.HFLM):
             self.cut["tokens"] += cut
 
         if longest_answer >= self.max_length:
-            wrong = f"the answer alone has {longest_answer:,} tokens, max_length is {self.max_length:,}"
-            return [Problem("--tasks", task, wrong, "raise --max_length, or lower max_gen_toks in --gen_kwargs")]
+            wrong = (
+                f"the answer alone has {longest_answer:,} tokens, max_length is {self.max_length:,}"
+            )
+            return [
+                Problem(
+                    "--tasks",
+                    task,
+                    wrong,
+                    "raise --max_length, or lower max_gen_toks in --gen_kwargs",
+                )
+            ]
         if longest > self.max_length and self.truncate is None:
             wrong = f"its longest request has {longest:,} tokens with the answer, max_length is {self.max_length:,}"
-            remedy = f"--max_length {longest}, or --truncate left, which cuts prompts and counts them"
+            remedy = (
+                f"--max_length {longest}, or --truncate left, which cuts prompts and counts them"
+            )
             return [Problem("--tasks", task, wrong, remedy)]
         return []
 
@@ -215,7 +256,11 @@ class HarnessModel(huggingface.HFLM):
     ) -> list[tuple[float, bool]]:
         # HFLM reads the last logits of a text: a batch of one needs no others, which saves most of the memory
         alone = self._takes_kept and self.batch_size == 1
-        self._kept = {"logits_to_keep": max((len(each[-1]) for each in requests), default=1)} if alone else {}
+        self._kept = (
+            {"logits_to_keep": max((len(each[-1]) for each in requests), default=1)}
+            if alone
+            else {}
+        )
         found = super()._loglikelihood_tokens(requests, disable_tqdm, override_bs)
         exact.require_numbers([loglikelihood for loglikelihood, _ in found], self.model)
         return cast(list[tuple[float, bool]], found)
@@ -225,12 +270,16 @@ class HarnessModel(huggingface.HFLM):
         longest = len(requests[pos][1]) + len(requests[pos][2]) if requests else self.max_length
         return max(1, AUTO_TOKENS // longest)
 
-    def _model_call(self, inps: Tensor, attn_mask: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
+    def _model_call(
+        self, inps: Tensor, attn_mask: Tensor | None = None, labels: Tensor | None = None
+    ) -> Tensor:
         # every request is answered as a text of max_length, so that it does not depend on the others of its batch
         with torch.no_grad(), used_at(self.model, self.max_length):
             return cast(Tensor, self.model(inps, use_cache=False, **self._kept).logits)
 
-    def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **settings: Any) -> Tensor:
+    def _model_generate(
+        self, context: Tensor, max_length: int, stop: list[str], **settings: Any
+    ) -> Tensor:
         if context.shape[1] > CHUNK and reads_in_pieces(self.model):
             settings["prefill_chunk_size"] = CHUNK
         with torch.no_grad(), used_at(self.model, self.max_length):

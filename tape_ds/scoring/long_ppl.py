@@ -50,7 +50,9 @@ class LongJob(NamedTuple):
     window: windows.Window
 
 
-def jobs(texts: Mapping[str, Sequence[Any]], lengths: Sequence[int], short: int) -> dict[str, LongJob]:
+def jobs(
+    texts: Mapping[str, Sequence[Any]], lengths: Sequence[int], short: int
+) -> dict[str, LongJob]:
     """Return a job for each window of each length that is longer than the short context, the longest first."""
     found = {}
     for length in sorted(lengths, reverse=True):
@@ -65,7 +67,13 @@ def jobs(texts: Mapping[str, Sequence[Any]], lengths: Sequence[int], short: int)
 
 
 def score(
-    model: nn.Module, judge: nn.Module, ids_1T: Tensor, *, short: int = SHORT, stride: int = STRIDE, chunk: int = 1024
+    model: nn.Module,
+    judge: nn.Module,
+    ids_1T: Tensor,
+    *,
+    short: int = SHORT,
+    stride: int = STRIDE,
+    chunk: int = 1024,
 ) -> LongLoss:
     """Return the loss of ``model`` over the key tokens that ``judge`` finds, which may be the same model.
 
@@ -86,7 +94,9 @@ def key_tokens(long_N: Tensor, short_N: Tensor) -> Tensor:
     return (short_N - long_N > GAIN) & (long_N < KNOWN)
 
 
-def short_losses(model: nn.Module, ids_1T: Tensor, *, short: int, stride: int, chunk: int) -> Tensor:
+def short_losses(
+    model: nn.Module, ids_1T: Tensor, *, short: int, stride: int, chunk: int
+) -> Tensor:
     """Return the losses fp64 [T - short] of the tokens from ``short`` on, each with a short context."""
     parts = []
     total = ids_1T.shape[-1]
@@ -105,7 +115,12 @@ def _long_losses(model: nn.Module, ids_1T: Tensor, short: int, chunk: int) -> Te
 
 
 def work(
-    model: nn.Module, judge: nn.Module, texts: Mapping[str, Sequence[Any]], short: int, chunk: int, job: LongJob
+    model: nn.Module,
+    judge: nn.Module,
+    texts: Mapping[str, Sequence[Any]],
+    short: int,
+    chunk: int,
+    job: LongJob,
 ) -> dict[str, Any]:
     ids = texts[job.source][job.text].ids[job.window.start : job.window.end]
     ids_1T = torch.from_numpy(ids.astype(np.int64))[None]
@@ -116,7 +131,11 @@ def figures(planned: Mapping[str, LongJob], found: Mapping[str, Any]) -> list[di
     """Return an entry for each source and length."""
     entries = []
     for source, length in sorted({(job.source, job.length) for job in planned.values()}):
-        parts = [LongLoss(**found[key]) for key, job in planned.items() if (job.source, job.length) == (source, length)]
+        parts = [
+            LongLoss(**found[key])
+            for key, job in planned.items()
+            if (job.source, job.length) == (source, length)
+        ]
         entries.append({"source": source, "length": length, "windows": len(parts), **pooled(parts)})
     return entries
 

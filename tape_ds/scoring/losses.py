@@ -33,7 +33,9 @@ def bare(wrapped: nn.Module) -> Any:
         model = model.module
     if hasattr(model, "get_base_model"):
         if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
-            raise ValueError("a model with learned prompts cannot be scored: the prompt shifts every position")
+            raise ValueError(
+                "a model with learned prompts cannot be scored: the prompt shifts every position"
+            )
         model = model.get_base_model()
     return model
 
@@ -49,7 +51,9 @@ def head_of(causal_lm: Any) -> Callable[[Tensor], Tensor]:
     """Return the function from hidden states [N, D] to logits [N, V]; ValueError if the model has none."""
     head = causal_lm.get_output_embeddings()
     if decoder_name(causal_lm) is None or head is None:
-        raise ValueError(f"{type(causal_lm).__name__} has no decoder with an output head: not a causal LM")
+        raise ValueError(
+            f"{type(causal_lm).__name__} has no decoder with an output head: not a causal LM"
+        )
     if (reason := unscorable(causal_lm.config)) is not None:
         raise ValueError(reason)
     ours = isinstance(causal_lm, LanguageModel) and not isinstance(causal_lm, ExtendedDecoder)
@@ -105,7 +109,9 @@ def target_losses(
     """
     tokens = input_ids_BT.shape[-1]
     if not 1 <= first < tokens:
-        raise ValueError(f"first = {first}: 1 to {tokens - 1}, since a target needs a token before it")
+        raise ValueError(
+            f"first = {first}: 1 to {tokens - 1}, since a target needs a token before it"
+        )
     causal_lm = bare(model)
     head = head_of(causal_lm)
     lowest = int(input_ids_BT.min())
@@ -143,7 +149,9 @@ def score_spans(model: nn.Module, input_ids_1T: Tensor, span: int, chunk: int = 
         span: positions per span, 2 or more.
     """
     if input_ids_1T.ndim != 2 or input_ids_1T.shape[0] != 1 or input_ids_1T.shape[1] < 2:
-        raise ValueError(f"input_ids_1T has shape {tuple(input_ids_1T.shape)}: one document [1, T], T >= 2, is needed")
+        raise ValueError(
+            f"input_ids_1T has shape {tuple(input_ids_1T.shape)}: one document [1, T], T >= 2, is needed"
+        )
     if span < 2 or chunk < 1:
         raise ValueError(f"span = {span}, chunk = {chunk}: span must be 2 or more, chunk 1 or more")
     losses_1N, _ = target_losses(model, input_ids_1T, chunk=chunk)
@@ -189,7 +197,9 @@ def exp(nll: float) -> float:
     return math.inf
 
 
-def score_blocks(model: nn.Module, documents_1T: Sequence[Tensor], length: int, *, each: Each = in_turn) -> Perplexity:
+def score_blocks(
+    model: nn.Module, documents_1T: Sequence[Tensor], length: int, *, each: Each = in_turn
+) -> Perplexity:
     """Return the perplexity of ``documents_1T`` in consecutive blocks of ``length`` tokens, each predicted separately.
 
     Fewer than ``length`` tokens at the end of a document are dropped. Perplexity is exp of the mean loss over all
@@ -211,10 +221,14 @@ def score_blocks(model: nn.Module, documents_1T: Sequence[Tensor], length: int, 
         raise ValueError(f"a document of {shortest} tokens has no block of {length}")
     pieces = []
     for document_1T in documents_1T:
-        pieces += [document_1T[:, at.start : at.end] for at in blocks(document_1T.shape[-1], length)]
+        pieces += [
+            document_1T[:, at.start : at.end] for at in blocks(document_1T.shape[-1], length)
+        ]
     # every block has the same number of targets, so the mean of means is the mean
     losses = each(lambda block_1T: score_spans(model, block_1T, span=length).mean, pieces)
-    return Perplexity(length, math.fsum(losses) / len(pieces), (length - 1) * len(pieces), len(pieces))
+    return Perplexity(
+        length, math.fsum(losses) / len(pieces), (length - 1) * len(pieces), len(pieces)
+    )
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.quantizers import AutoHfQuantizer
 
 from tape_ds import encodings, storage
@@ -26,12 +31,13 @@ from tape_ds.data import tokenized
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.errors import Problem, UserError, collecting, is_main_process, raise_if_any
 from tape_ds.models import saving
+from tape_ds.models.changed_positions import change_positions, evaluated_at
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.files import config_file, exact, weight_files
 from tape_ds.models.files.library_errors import READ_AGAIN, RUN_CODE, as_message
 from tape_ds.models.files.weight_files import ADAPTER_CONFIG
 from tape_ds.models.library_messages import quieten_libraries
-from tape_ds.models.llama import TapeForCausalLM, change_positions, evaluated_at
+from tape_ds.models.llama import TapeForCausalLM
 from tape_ds.models.loading import extendable, model_folder
 from tape_ds.registration import TYPES
 from tape_ds.run_folder import TRAINED
@@ -143,7 +149,11 @@ class FoundModel:
         digest = hashlib.sha256()
         files = [*self.files]
         if self.load_options.trust_remote_code:
-            files += sorted(Path(model_folder.resolve(self.tokenizer_name_or_path, with_weights=False)).rglob("*.py"))
+            files += sorted(
+                Path(model_folder.resolve(self.tokenizer_name_or_path, with_weights=False)).rglob(
+                    "*.py"
+                )
+            )
         for file in dict.fromkeys(files):
             digest.update(f"{file.name} {storage.digest(file)}\n".encode())
         return digest.hexdigest()
@@ -167,7 +177,7 @@ class FoundModel:
 
 def used_at(model: PreTrainedModel, length: int) -> AbstractContextManager[None]:
     """Let ``model`` compute as its encoding does for texts of ``length`` tokens; see
-    :func:`tape_ds.models.llama.evaluated_at`. Models of others compute the same at every length."""
+    :func:`tape_ds.models.changed_positions.evaluated_at`. Models of others compute the same at every length."""
     if isinstance(model, TapeForCausalLM):
         return evaluated_at(model, length)
     return nullcontext()
@@ -178,7 +188,11 @@ def check_lengths(name: str, lengths: Sequence[int], model: FoundModel) -> list[
     limit = model.position_limit
     wrong = f"{model.name_or_path} has positions for {limit} tokens and no more"
     remedy = f"give {limit} or less, or extend the model first"
-    return [Problem(name, length, wrong, remedy) for length in lengths if limit is not None and length > limit]
+    return [
+        Problem(name, length, wrong, remedy)
+        for length in lengths
+        if limit is not None and length > limit
+    ]
 
 
 def check_tokens(field: str, ids: Sequence[int], model: FoundModel) -> list[Problem]:
@@ -217,7 +231,9 @@ def find(options: argparse.Namespace, problems: Sequence[Problem] = ()) -> Found
         dtype = None
         if options.dtype != "auto":
             dtype = getattr(torch, options.dtype)
-        chosen = LoadOptions(options.tokenizer, dtype, place, options.trust_remote_code, options.base_anyway)
+        chosen = LoadOptions(
+            options.tokenizer, dtype, place, options.trust_remote_code, options.base_anyway
+        )
         found = _find(name_or_path, chosen)
         changed = found.config if isinstance(found.config, TapeConfig) else None
         asked = {}
@@ -245,7 +261,9 @@ def find(options: argparse.Namespace, problems: Sequence[Problem] = ()) -> Found
 
 def digest_of(name_or_path: str, *, base_anyway: bool = False) -> str:
     """Return what the results of a model's evaluation store as its hash, if none of its own code ran."""
-    return _find(name_or_path, LoadOptions(None, None, torch.device("cpu"), False, base_anyway)).digest()
+    return _find(
+        name_or_path, LoadOptions(None, None, torch.device("cpu"), False, base_anyway)
+    ).digest()
 
 
 def _find(name_or_path: str, options: LoadOptions) -> FoundModel:
@@ -258,7 +276,11 @@ def _find(name_or_path: str, options: LoadOptions) -> FoundModel:
         folder = source.folder
         dtype = options.dtype or source.dtype
         files = _model_files(folder)
-        if record is not None and record.base is not None and not any(folder.glob(trained.WHOLE_WEIGHTS)):
+        if (
+            record is not None
+            and record.base is not None
+            and not any(folder.glob(trained.WHOLE_WEIGHTS))
+        ):
             files += _model_files(Path(trained.find_base(folder, record, options.base_anyway)))
         return FoundModel(
             name_or_path=name_or_path,
@@ -274,7 +296,11 @@ def _find(name_or_path: str, options: LoadOptions) -> FoundModel:
         )
 
     if given.exists():
-        raise_if_any(list(config_file.check_name("model", name_or_path, (config_file.CONFIG, ADAPTER_CONFIG))))
+        raise_if_any(
+            list(
+                config_file.check_name("model", name_or_path, (config_file.CONFIG, ADAPTER_CONFIG))
+            )
+        )
     folder = Path(model_folder.resolve(name_or_path))
     if (folder / ADAPTER_CONFIG).is_file() and not weight_files.files(folder):
         return _find_adapter(name_or_path, folder, options)
@@ -282,7 +308,9 @@ def _find(name_or_path: str, options: LoadOptions) -> FoundModel:
     config = extendable.read(folder, trust_remote_code=options.trust_remote_code)
     auto_map = getattr(config, "auto_map", None) or {}
     own_code = "AutoModelForCausalLM" in auto_map
-    if type(config) not in AutoModelForCausalLM._model_mapping and not (own_code and options.trust_remote_code):
+    if type(config) not in AutoModelForCausalLM._model_mapping and not (
+        own_code and options.trust_remote_code
+    ):
         wrong = f"its model_type is {config.model_type!r}, which is no causal LM that transformers knows"
         remedy = RUN_CODE if own_code else "give a causal language model"
         raise UserError(Problem("model", name_or_path, wrong, remedy))
@@ -292,10 +320,14 @@ def _find(name_or_path: str, options: LoadOptions) -> FoundModel:
         # refuse here what loading would refuse after hours of reading data; no weights are read
         quantised = getattr(config, "quantization_config", None)
         if quantised is None:
-            _load_plain(folder, config, dtype=dtype, trust_remote_code=False, device_map={"": "meta"})
+            _load_plain(
+                folder, config, dtype=dtype, trust_remote_code=False, device_map={"": "meta"}
+            )
         else:
             with as_message("transformers could not load it", "model", str(folder), _INSTALL):
-                AutoHfQuantizer.from_config(quantised, pre_quantized=True).validate_environment(device_map=None)
+                AutoHfQuantizer.from_config(quantised, pre_quantized=True).validate_environment(
+                    device_map=None
+                )
     load = partial(_load_plain, folder, config, trust_remote_code=options.trust_remote_code)
     return FoundModel(
         name_or_path=name_or_path,
@@ -304,13 +336,20 @@ def _find(name_or_path: str, options: LoadOptions) -> FoundModel:
         config=config,
         load_options=options,
         dtype=dtype,
-        files=[*_model_files(folder), *(sorted(folder.rglob("*.py")) if options.trust_remote_code else ())],
-        whole=merging.of_folder(folder, load, config, "model", name_or_path, runs_code=options.trust_remote_code),
+        files=[
+            *_model_files(folder),
+            *(sorted(folder.rglob("*.py")) if options.trust_remote_code else ()),
+        ],
+        whole=merging.of_folder(
+            folder, load, config, "model", name_or_path, runs_code=options.trust_remote_code
+        ),
         tokenizer_name_or_path=options.tokenizer or str(folder),
     )
 
 
-def find_adapter(name_or_path: str, *, base_anyway: bool = False, check_logits: bool = False) -> FoundModel:
+def find_adapter(
+    name_or_path: str, *, base_anyway: bool = False, check_logits: bool = False
+) -> FoundModel:
     """Find the folder of an adapter that peft saved, with its base, on the CPU and in the dtype of the base's weights;
     ``check_logits``: see :func:`merging.of_adapter`.
     Raises UserError: either is missing, damaged or of a kind that is not merged, or a whole model is in the folder."""
@@ -320,7 +359,9 @@ def find_adapter(name_or_path: str, *, base_anyway: bool = False, check_logits: 
     return _find_adapter(name_or_path, folder, options, check_logits)
 
 
-def _find_adapter(name_or_path: str, folder: Path, options: LoadOptions, check_logits: bool = False) -> FoundModel:
+def _find_adapter(
+    name_or_path: str, folder: Path, options: LoadOptions, check_logits: bool = False
+) -> FoundModel:
     """Find peft's adapter and the base that its configuration names."""
     from peft import PeftConfig
 
@@ -328,14 +369,18 @@ def _find_adapter(name_or_path: str, folder: Path, options: LoadOptions, check_l
         return UserError(Problem("model", name_or_path, wrong, remedy))
 
     if (folder / "trainable_params.bin").is_file():
-        wrong = "trainable_params.bin of the adapter's folder (embeddings and norms) would be left out"
+        wrong = (
+            "trainable_params.bin of the adapter's folder (embeddings and norms) would be left out"
+        )
         raise refuse(wrong, "merge both into a model folder first, as LongLoRA does")
     raise_if_any(weight_files.check_adapter(folder))
     with as_message(f"{ADAPTER_CONFIG} cannot be read", "model", name_or_path, READ_AGAIN):
         config = PeftConfig.from_pretrained(str(folder))
     named = config.base_model_name_or_path
     if config.is_prompt_learning:
-        wrong = f"{ADAPTER_CONFIG} is of the kind {config.peft_type}, which is not merged into weights"
+        wrong = (
+            f"{ADAPTER_CONFIG} is of the kind {config.peft_type}, which is not merged into weights"
+        )
         raise refuse(wrong, "give an adapter such as LoRA")
     for name, value in (("base_model_name_or_path", named), ("revision", config.revision)):
         if not isinstance(value, str | None):
@@ -351,13 +396,22 @@ def _find_adapter(name_or_path: str, folder: Path, options: LoadOptions, check_l
     base = _find(named, options._replace(tokenizer=options.tokenizer or own_tokenizer))
     if getattr(base.config, "quantization_config", None) is not None:
         wrong = f"its base {named} is quantised, and a merged model would be rounded to that again"
-        raise refuse(wrong, f"name the unquantised model as base_model_name_or_path in its {ADAPTER_CONFIG}")
+        raise refuse(
+            wrong, f"name the unquantised model as base_model_name_or_path in its {ADAPTER_CONFIG}"
+        )
 
     raise_if_any(_check_rows(name_or_path, folder, base))
 
     whole = merging.of_adapter(folder, base.whole, base.name_or_path, name_or_path, check_logits)
     files = [*_model_files(folder), *base.files]
-    found = replace(base, name_or_path=name_or_path, kind="peft adapter", folder=folder, files=files, whole=whole)
+    found = replace(
+        base,
+        name_or_path=name_or_path,
+        kind="peft adapter",
+        folder=folder,
+        files=files,
+        whole=whole,
+    )
     return replace(found, record=None)
 
 
@@ -368,8 +422,16 @@ def _check_rows(name_or_path: str, folder: Path, base: FoundModel) -> list[Probl
     own = weight_files.headers(base.folder)
     rows = set()
     for name, tensor in theirs.items():
-        plain = name.removeprefix("base_model.model.").replace(".base_layer", "").replace(".modules_to_save", "")
-        if plain in own and own[plain].shape[0] == base.rows and own[plain].shape[1:] == tensor.shape[1:]:
+        plain = (
+            name.removeprefix("base_model.model.")
+            .replace(".base_layer", "")
+            .replace(".modules_to_save", "")
+        )
+        if (
+            plain in own
+            and own[plain].shape[0] == base.rows
+            and own[plain].shape[1:] == tensor.shape[1:]
+        ):
             rows.add(tensor.shape[0])
     if not rows - {base.rows}:
         return []

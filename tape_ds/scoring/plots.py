@@ -20,7 +20,18 @@ from tape_ds.scoring.span_losses import SpanLosses
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
 MANY_COLOURS = (
-    *("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6", "#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd"),
+    *(
+        "#3f90da",
+        "#ffa90e",
+        "#bd1f01",
+        "#94a4a2",
+        "#832db6",
+        "#a96b59",
+        "#e76300",
+        "#b9ac70",
+        "#717581",
+        "#92dadd",
+    ),
 )
 """Ten that stay apart (Petroff 2021, arXiv:2107.02270), for more lines than Okabe and Ito have colours."""
 STYLES = ("-", "--", "-.", ":")
@@ -43,7 +54,9 @@ def loss_curve(history: Iterable[Mapping[str, Any]], path: Path) -> Path:
     axes = _tidy(figure.add_subplot())
     drawn = [loss if math.isfinite(loss) else math.nan for _, loss in losses]
     marker = "." if len(losses) <= 100 else ""
-    axes.plot([step for step, _ in losses], drawn, color=COLOURS[0], lw=1, marker=marker, label="training")
+    axes.plot(
+        [step for step, _ in losses], drawn, color=COLOURS[0], lw=1, marker=marker, label="training"
+    )
     if len(losses) >= 8:
         # sequences differ more than a few steps change
         width = max(min(8, len(losses) // 2), len(losses) // 10)
@@ -61,7 +74,10 @@ def loss_curve(history: Iterable[Mapping[str, Any]], path: Path) -> Path:
 
 
 def loss_by_position(
-    variants: Mapping[str, SpanLosses], path: Path, native_length: int | None, reference: str | None = None
+    variants: Mapping[str, SpanLosses],
+    path: Path,
+    native_length: int | None,
+    reference: str | None = None,
 ) -> Path:
     """Draw the loss in each span of positions, a line for each of ``variants``, as a PNG; below it, where there are two
     or more, the differences from ``reference`` (None: the median of each span). Stretches of a document differ far more
@@ -94,11 +110,19 @@ def loss_by_position(
                 label=f"{name} ({gaps} spans not finite)" if gaps else name,
             )
         if native_length is not None:
-            axes.axvline(native_length, color="0.35", linestyle="--", lw=1.2, label=f"native length {native_length:,}")
+            axes.axvline(
+                native_length,
+                color="0.35",
+                linestyle="--",
+                lw=1.2,
+                label=f"native length {native_length:,}",
+            )
         axes.set(xlabel="position in the document (tokens)", xlim=(0, end))
         # ticks at multiples of a power of two, at most nine, written 0, 2k, 4k ... as lengths in this field are
         axes.xaxis.set_major_locator(MultipleLocator(step))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1024:g}k" if x and step >= 1024 else f"{x:g}"))
+        axes.xaxis.set_major_formatter(
+            FuncFormatter(lambda x, _: f"{x / 1024:g}k" if x and step >= 1024 else f"{x:g}")
+        )
         if axes in lower:
             limit = scales.height(nll for points in drawn.values() for nll in points.values())
             axes.set_ylim(-limit, limit)
@@ -106,7 +130,9 @@ def loss_by_position(
     upper.set(xlabel=None if lower else upper.get_xlabel(), ylabel="loss (nats per token)")
     upper.set_title(f"Loss by position, scored to {length(end)}")
     # below, so that the lines have the whole width
-    figure.legend(*upper.get_legend_handles_labels(), loc="outside lower center", frameon=False, ncols=3)
+    figure.legend(
+        *upper.get_legend_handles_labels(), loc="outside lower center", frameon=False, ncols=3
+    )
     return _write(figure, path)
 
 
@@ -125,8 +151,14 @@ def position_updates(measured: Sequence[tuple[int, Mapping[str, Any]]], path: Pa
             values = [math.nan if value is None else value for value in lists[name]]
             shade = 0.25 + 0.75 * (at + 1) / len(measured)
             layers = range(1, len(values) + 1)
-            axes.plot(layers, values, color=COLOURS[0], alpha=shade, marker=".", label=f"step {step}")
-        axes.set(xlabel="layer that reads the state", title=label, ylim=(0, 1.02 if name == "along_own" else None))
+            axes.plot(
+                layers, values, color=COLOURS[0], alpha=shade, marker=".", label=f"step {step}"
+            )
+        axes.set(
+            xlabel="layer that reads the state",
+            title=label,
+            ylim=(0, 1.02 if name == "along_own" else None),
+        )
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
     return _write(figure, path)
@@ -141,7 +173,10 @@ def _tidy(axes: Axes) -> Axes:
 def _borders(losses: SpanLosses) -> list[tuple[int, int]]:
     """Return the first position of each span and the one after its last; only the last span can be shorter."""
     last = len(losses.starts) - 1
-    lengths = [min(losses.span, count) if at == last else losses.span for at, count in enumerate(losses.counts)]
+    lengths = [
+        min(losses.span, count) if at == last else losses.span
+        for at, count in enumerate(losses.counts)
+    ]
     return [(start, start + length) for start, length in zip(losses.starts, lengths, strict=True)]
 
 

@@ -73,16 +73,31 @@ def answer(
     causal_lm = bare(model)
     ends = kind.ends(model, tokenizer)
     first = asked[0]
-    reading: dict[str, Any] = {"new_tokens": first.new_tokens, "chunk": chunk, "ends": ends if stop else ()}
+    reading: dict[str, Any] = {
+        "new_tokens": first.new_tokens,
+        "chunk": chunk,
+        "ends": ends if stop else (),
+    }
     with evaluating(causal_lm):
         if len(asked) == 1:
-            found = [replies.reply(causal_lm, first.ids, length=first.length, use_cache=use_cache, **reading)]
+            found = [
+                replies.reply(
+                    causal_lm, first.ids, length=first.length, use_cache=use_cache, **reading
+                )
+            ]
         else:
-            found = replies.replies_sharing(causal_lm, [question.ids for question in asked], **reading)
-    return [kind.row(each, replies.until(ids, ends), tokenizer) for each, ids in zip(asked, found, strict=True)]
+            found = replies.replies_sharing(
+                causal_lm, [question.ids for question in asked], **reading
+            )
+    return [
+        kind.row(each, replies.until(ids, ends), tokenizer)
+        for each, ids in zip(asked, found, strict=True)
+    ]
 
 
-def grouped(questions: Sequence[AnyQuestion], key: Callable[[AnyQuestion], Any]) -> list[list[AnyQuestion]]:
+def grouped(
+    questions: Sequence[AnyQuestion], key: Callable[[AnyQuestion], Any]
+) -> list[list[AnyQuestion]]:
     """Return the questions of each key together, in their order."""
     found: dict[Any, list[AnyQuestion]] = {}
     for question in questions:

@@ -107,7 +107,9 @@ def replies_sharing(
     """
     shared = shared_beginning(prompts)
     if shared == 0:
-        return [reply(causal_lm, ids, new_tokens=new_tokens, ends=ends, chunk=chunk) for ids in prompts]
+        return [
+            reply(causal_lm, ids, new_tokens=new_tokens, ends=ends, chunk=chunk) for ids in prompts
+        ]
     rest = [ids[shared:] for ids in prompts]
     reading: dict[str, Any] = {"new_tokens": new_tokens, "ends": ends, "chunk": chunk}
     return list(replies_about(causal_lm, prompts[0][:shared], rest, **reading))
@@ -157,7 +159,12 @@ def _continue(
     ids_1T = torch.tensor([ids], device=causal_lm.get_input_embeddings().weight.device)
 
     def next_token(unread_1T: Tensor) -> Tensor:
-        inputs = {"input_ids": unread_1T, CACHE: cache, "use_cache": cache is not None, "logits_to_keep": 1}
+        inputs = {
+            "input_ids": unread_1T,
+            CACHE: cache,
+            "use_cache": cache is not None,
+            "logits_to_keep": 1,
+        }
         token_1: Tensor = causal_lm(**inputs).logits[:, -1].argmax(dim=-1)
         return token_1
 

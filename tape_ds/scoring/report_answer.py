@@ -65,7 +65,11 @@ def answers(columns: Sequence[Column]) -> list[Markup]:
         rows = [*usable(evidence), *past_native(evidence), *short(evidence)]
         if not rows:
             continue
-        order = [BASE, *(name for row in rows for name in row.cells if name not in (BASE, evidence.own)), evidence.own]
+        order = [
+            BASE,
+            *(name for row in rows for name in row.cells if name not in (BASE, evidence.own)),
+            evidence.own,
+        ]
         heads = [name for name in dict.fromkeys(order) if any(name in row.cells for row in rows)]
         table = [[row.label, *(row.cells.get(name, MISSING) for name in heads)] for row in rows]
         sentences = " ".join(row.sentence for row in rows if row.sentence)
@@ -78,7 +82,10 @@ def answers(columns: Sequence[Column]) -> list[Markup]:
 
 def is_base(column: Column) -> bool:
     """Return whether a column holds evaluations of a model that no run of this project made."""
-    return any((record.result.model or {}).get("kind") == "transformers" for record in column.records.values())
+    return any(
+        (record.result.model or {}).get("kind") == "transformers"
+        for record in column.records.values()
+    )
 
 
 def base_of(column: Column, columns: Sequence[Column]) -> Column | None:
@@ -95,7 +102,9 @@ def base_of(column: Column, columns: Sequence[Column]) -> Column | None:
 
 
 def _addresses(column: Column) -> list[str]:
-    return [record.result.model["address"] for record in column.records.values() if record.result.model]
+    return [
+        record.result.model["address"] for record in column.records.values() if record.result.model
+    ]
 
 
 def native_length(column: Column, base: Column | None = None) -> int | None:
@@ -147,7 +156,9 @@ def _heading(variant: str) -> str:
     return variant
 
 
-def _ruler(column: Column, base: Column | None, run: Result | None, own: str) -> tuple[str, ByModel[Mapping[str, Any]]]:
+def _ruler(
+    column: Column, base: Column | None, run: Result | None, own: str
+) -> tuple[str, ByModel[Mapping[str, Any]]]:
     """Return what was asked, in words, and the figures."""
     evaluated: ByModel[Mapping[str, Any]] = {}
     asked = ""
@@ -164,7 +175,9 @@ def _ruler(column: Column, base: Column | None, run: Result | None, own: str) ->
     rows = [] if run is None else run.figures.get("ruler") or []
     for variant in dict.fromkeys(row["variant"] for row in rows):
         of_variant = [row for row in rows if row["variant"] == variant]
-        by_run[_heading(variant)] = ruler.figures(ruler.replies_of(of_variant), seed=(run.seed if run else None) or 0)
+        by_run[_heading(variant)] = ruler.figures(
+            ruler.replies_of(of_variant), seed=(run.seed if run else None) or 0
+        )
     chosen = _beside_base(evaluated, by_run)
     if chosen is by_run and rows:
         tasks = ", ".join(dict.fromkeys(row["task"] for row in rows))
@@ -191,7 +204,9 @@ def _evaluated_passkeys(column: Column, base: Column | None, own: str) -> ByMode
     found = {own: _counts(result.figures["cells"])}
     other = base.records.get("passkey") if base is not None else None
     forms = ("form", "protocol")
-    if other is not None and all(result.config.get(name) == other.result.config.get(name) for name in forms):
+    if other is not None and all(
+        result.config.get(name) == other.result.config.get(name) for name in forms
+    ):
         found[BASE] = _counts(other.result.figures["cells"])
     return found
 
@@ -203,7 +218,9 @@ def _run_passkeys(run: Result | None, own: str) -> ByModel[Passkeys]:
     # an older run asked its own model only
     if "variant" not in stored[0]:
         return {own: _counts(stored)}
-    names = dict.fromkeys(row["variant"] for row in stored if not row["variant"].endswith(WITHOUT_UPDATES))
+    names = dict.fromkeys(
+        row["variant"] for row in stored if not row["variant"].endswith(WITHOUT_UPDATES)
+    )
     return {_heading(name): _counts(passkeys_of(stored, name)) for name in names}
 
 
@@ -251,7 +268,9 @@ def _run_losses(run: Result | None, own: str) -> ByModel[SpanLosses]:
     found = {}
     for variant, documents in stored.items():
         if documents and not variant.endswith(WITHOUT_UPDATES):
-            found[_heading(variant)] = SpanLosses.merge(map(SpanLosses.from_dict, documents.values()))
+            found[_heading(variant)] = SpanLosses.merge(
+                map(SpanLosses.from_dict, documents.values())
+            )
     return found
 
 
@@ -274,7 +293,9 @@ def _effective(evidence: Evidence, rule: str) -> AnswerRow:
     texts = {}
     for name, figures in evidence.ruler.items():
         found = figures["effective"][rule]
-        reached = f"below {length(shortest)}" if found["length"] is None else length(found["length"])
+        reached = (
+            f"below {length(shortest)}" if found["length"] is None else length(found["length"])
+        )
         if found["length"] == figures["lengths"][-1]["length"]:
             reached += ", the longest asked"
         texts[name] = f"{reached} (probability {100 * found['probability']:.0f} %)"
@@ -297,7 +318,9 @@ def _found_to(evidence: Evidence) -> AnswerRow:
             texts[name] = f"below {length(first)} ({counts[first][0]} of {counts[first][1]} there)"
         else:
             longest = ", the longest asked" if reached == max(counts) else ""
-            texts[name] = f"{length(reached)}{longest} ({counts[reached][1]} of {counts[reached][1]} there)"
+            texts[name] = (
+                f"{length(reached)}{longest} ({counts[reached][1]} of {counts[reached][1]} there)"
+            )
     cells = {name: Markup.escape(text) for name, text in texts.items()}
     label = "Usable length by passkeys (all found)"
     return AnswerRow(label, cells, f"{label}: {_beside(texts, evidence.own)}.")
@@ -354,7 +377,11 @@ def short(evidence: Evidence) -> list[AnswerRow]:
     rows = []
     if native is not None and evidence.losses:
         values = {name: losses.mean_between(0, native) for name, losses in evidence.losses.items()}
-        rows.append(_with_differences(f"Short lengths: loss to {length(native)}", values, evidence.own, places=3))
+        rows.append(
+            _with_differences(
+                f"Short lengths: loss to {length(native)}", values, evidence.own, places=3
+            )
+        )
         own = values.get(evidence.own)
         base = values.get(BASE)
         if own is not None and base is not None and evidence.own != BASE:
@@ -380,11 +407,15 @@ def _with_differences(label: str, values: ByModel[float], own: str, places: int)
     for name, value in values.items():
         cells[name] = number(value, places=places)
         if base is not None and name != BASE:
-            cells[name] += Markup("\n{} from the base").format(number(value - base, places=places, sign="+"))
+            cells[name] += Markup("\n{} from the base").format(
+                number(value - base, places=places, sign="+")
+            )
     sentence = ""
     if own in values and math.isfinite(values[own]):
         sentence = f"{label}: {values[own]:.{places}f} nats per token"
-        sentence += f"; the untouched base: {base:.{places}f}." if base is not None and own != BASE else "."
+        sentence += (
+            f"; the untouched base: {base:.{places}f}." if base is not None and own != BASE else "."
+        )
     return AnswerRow(label, cells, sentence)
 
 
@@ -396,9 +427,13 @@ def _ruler_mean(evidence: Evidence, tokens: int) -> AnswerRow:
         row = next((each for each in figures["lengths"] if each["length"] == tokens), None)
         if row is None:
             continue
-        cells[name] = _percent(row["mean"]) + f" ({100 * row['low']:.0f} to {100 * row['high']:.0f})"
+        cells[name] = (
+            _percent(row["mean"]) + f" ({100 * row['low']:.0f} to {100 * row['high']:.0f})"
+        )
         if base is not None and name != BASE:
-            paired = ruler.differences(ruler.scores_of(figures["replies"]), ruler.scores_of(base["replies"]), seed=0)
+            paired = ruler.differences(
+                ruler.scores_of(figures["replies"]), ruler.scores_of(base["replies"]), seed=0
+            )
             gain = next((each for each in paired if each["length"] == tokens), None)
             other = "the base"
         else:

@@ -18,7 +18,13 @@ from tape_ds.run_folder import EVALUATION, RESULTS
 PARTS_OF_A_RUN = (RESULTS, EVALUATION)
 """Subfolders whose results belong to the run of the folder above them."""
 RUN = "run"
-KINDS = {RUN: "train_loss", "perplexity": "perplexity", "passkey": "cells", "ruler": "effective", "harness": "tasks"}
+KINDS = {
+    RUN: "train_loss",
+    "perplexity": "perplexity",
+    "passkey": "cells",
+    "ruler": "effective",
+    "harness": "tasks",
+}
 """A training run or the name of an evaluation's command -> a figure that all its results have."""
 
 
@@ -40,7 +46,9 @@ Unused = tuple[Path, str]
 
 def select(columns: Sequence[Column], kind: str) -> dict[str, results.Result]:
     """Return the results of a kind by the names of their columns."""
-    return {column.name: column.records[kind].result for column in columns if kind in column.records}
+    return {
+        column.name: column.records[kind].result for column in columns if kind in column.records
+    }
 
 
 def collect(arguments: Sequence[str]) -> tuple[list[Column], list[Unused]]:
@@ -58,7 +66,9 @@ def collect(arguments: Sequence[str]) -> tuple[list[Column], list[Unused]]:
             if reasons:
                 wrong = f"no stored result that can be shown ({reasons})"
             wrong = wrong if path.exists() else "no such file or folder"
-            problems.append(Problem("RUNS", argument, wrong, "name a run's folder or what an evaluation wrote"))
+            problems.append(
+                Problem("RUNS", argument, wrong, "name a run's folder or what an evaluation wrote")
+            )
         unused += unreadable
         columns += columns_of(name, path, records)
     for name, count in Counter(column.name for column in columns).items():
@@ -89,7 +99,9 @@ def find_records(path: Path) -> tuple[list[Record], list[Unused]]:
             result = results.load(file)
             kind = result.config.get("evaluation") or RUN
         except UserError as error:
-            unused.append((file, "; ".join(f"{each.field}: {each.wrong}" for each in error.problems)))
+            unused.append(
+                (file, "; ".join(f"{each.field}: {each.wrong}" for each in error.problems))
+            )
             continue
         if kind not in KINDS or KINDS[kind] not in result.figures:
             unused.append((file, "figures of neither a run nor an evaluation"))
@@ -105,7 +117,9 @@ def columns_of(name: str | None, path: Path, records: Sequence[Record]) -> list[
     folders: dict[tuple[str, ...], list[Record]] = {}
     for record in records:
         parts = record.path.relative_to(path).parts[:-1]
-        folders.setdefault(tuple(part for part in parts if part not in PARTS_OF_A_RUN), []).append(record)
+        folders.setdefault(tuple(part for part in parts if part not in PARTS_OF_A_RUN), []).append(
+            record
+        )
     if name is None and () in folders:
         # the file's name, unless that is the name of a kind, or else that of its run's folder
         whole = path.resolve()
@@ -115,7 +129,9 @@ def columns_of(name: str | None, path: Path, records: Sequence[Record]) -> list[
     columns = []
     for inner, found in folders.items():
         by_kind = {record.kind: record for record in found}
-        separate = [by_kind] if len(by_kind) == len(found) else [{record.kind: record} for record in found]
+        separate = (
+            [by_kind] if len(by_kind) == len(found) else [{record.kind: record} for record in found]
+        )
         for own in separate:
             file = None
             if len(separate) > 1:

@@ -18,7 +18,16 @@ from tape_ds.scoring.span_losses import SpanLosses
 
 POINTS = 500
 """Most steps of a training loss in a chart."""
-SCORING = ("join", "min_tokens", "max_tokens", "max_documents", "split", "bos", "first_window", "drop_last")
+SCORING = (
+    "join",
+    "min_tokens",
+    "max_tokens",
+    "max_documents",
+    "split",
+    "bos",
+    "first_window",
+    "drop_last",
+)
 """Options of the perplexity command that change which tokens are read and scored."""
 DASH = "A dash is a missing number."
 """Every page has this sentence, by which :func:`is_page` knows it."""
@@ -59,8 +68,13 @@ def training(columns: Sequence[Column], gallery: Gallery) -> list[Markup]:
     scores = []
     for name, result in select(columns, RUN).items():
         if logged := result.figures["train_loss"]:
-            lines[name] = {each["step"]: each["loss"] for each in logged[:: math.ceil(len(logged) / POINTS)]}
-            scores += [Score(name, row, logged[place]["loss"]) for row, place in (("first step", 0), ("last step", -1))]
+            lines[name] = {
+                each["step"]: each["loss"] for each in logged[:: math.ceil(len(logged) / POINTS)]
+            }
+            scores += [
+                Score(name, row, logged[place]["loss"])
+                for row, place in (("first step", 0), ("last step", -1))
+            ]
     if not scores:
         return []
     gallery.draw("Training loss", "optimizer step", NATS, lines)
@@ -79,7 +93,11 @@ def losses(columns: Sequence[Column], gallery: Gallery) -> list[Markup]:
                 source = "held out from training" if kind == RUN else name
                 title = f"{source}: {', '.join(sorted(documents))}, spans of {merged.span:,} tokens"
                 # a run scores its trained model last
-                label = f"{column.name}: {name}" if kind == RUN and name != list(stored)[-1] else column.name
+                label = (
+                    f"{column.name}: {name}"
+                    if kind == RUN and name != list(stored)[-1]
+                    else column.name
+                )
                 scores = found.setdefault(title, (merged.span, []))[1]
                 scores.append(Score(label, "mean", merged.mean))
                 for start, nll, count in zip(merged.starts, merged.nll, merged.counts, strict=True):
@@ -92,7 +110,9 @@ def losses(columns: Sequence[Column], gallery: Gallery) -> list[Markup]:
         lines = lines_of(scores, span / 2)
         words = f"Loss by position, {title}"
         gallery.draw(words, "position (tokens)", NATS, lines, native=native)
-        gallery.draw_differences(words, "position (tokens)", NATS, lines, reference(columns, lines), native=native)
+        gallery.draw_differences(
+            words, "position (tokens)", NATS, lines, reference(columns, lines), native=native
+        )
         parts += compare(f"Loss by position ({NATS}), {title}", scores, places=3, lowest=True)
     return parts
 
@@ -118,8 +138,15 @@ def perplexities(columns: Sequence[Column], gallery: Gallery) -> list[Markup]:
     # column, how it was scored, figures
     stored: list[tuple[str, str, Mapping[str, Any]]] = []
     for name, result in select(columns, "perplexity").items():
-        options = {option: value for option in SCORING if (value := result.config.get(option)) not in (None, False)}
-        typed = [f"--{option}" if value is True else f"--{option} {value}" for option, value in options.items()]
+        options = {
+            option: value
+            for option in SCORING
+            if (value := result.config.get(option)) not in (None, False)
+        }
+        typed = [
+            f"--{option}" if value is True else f"--{option} {value}"
+            for option, value in options.items()
+        ]
         for each in result.figures["perplexity"]:
             stride = ""
             if each.get("stride") and each["convention"] != "blocks":
@@ -131,7 +158,9 @@ def perplexities(columns: Sequence[Column], gallery: Gallery) -> list[Markup]:
         sources = result.config.get("eval_data") or []
         data = "".join(result.data.get(source, "unknown")[:8] for source in sources)
         for each in (result.figures.get("perplexity") or {}).values():
-            stored.append((name, f"{', '.join(sources)}, blocks, by the run itself, data {data}", each))
+            stored.append(
+                (name, f"{', '.join(sources)}, blocks, by the run itself, data {data}", each)
+            )
 
     found: dict[str, list[Score]] = {}
     right: dict[str, list[Score]] = {}
@@ -154,8 +183,12 @@ def perplexities(columns: Sequence[Column], gallery: Gallery) -> list[Markup]:
         title = f"Perplexity: {scoring}"
         gallery.draw(title, "length (tokens)", "perplexity", lines, log=True)
         of_nats = {name: {x: _nats(y) for x, y in points.items()} for name, points in lines.items()}
-        gallery.draw_differences(title, "length (tokens)", NATS, of_nats, reference(columns, lines), log=True)
-        parts += compare(f"Perplexity, ± standard error over documents: {scoring}", scores, lowest=True)
+        gallery.draw_differences(
+            title, "length (tokens)", NATS, of_nats, reference(columns, lines), log=True
+        )
+        parts += compare(
+            f"Perplexity, ± standard error over documents: {scoring}", scores, lowest=True
+        )
         if scoring in right:
             parts += compare(f"Most likely token right, %: {scoring}", right[scoring], places=2)
     return parts
@@ -176,7 +209,13 @@ def rulers(columns: Sequence[Column], gallery: Gallery) -> list[Markup]:
     def add(asked: str, name: str, figures: Mapping[str, Any]) -> None:
         for each in figures["lengths"]:
             interval = f"{100 * each['low']:.0f} to {100 * each['high']:.0f}"
-            score = Score(name, length(each["length"]), 100 * each["mean"], tokens=each["length"], detail=interval)
+            score = Score(
+                name,
+                length(each["length"]),
+                100 * each["mean"],
+                tokens=each["length"],
+                detail=interval,
+            )
             means.setdefault(asked, []).append(score)
         for cell in figures["cells"]:
             interval = f"{100 * cell['low']:.0f} to {100 * cell['high']:.0f}"
@@ -202,7 +241,9 @@ def rulers(columns: Sequence[Column], gallery: Gallery) -> list[Markup]:
 
     parts = []
     for asked, scores in means.items():
-        gallery.draw(f"RULER, mean of {asked}", "length (tokens)", PERCENT, lines_of(scores), log=True)
+        gallery.draw(
+            f"RULER, mean of {asked}", "length (tokens)", PERCENT, lines_of(scores), log=True
+        )
         parts += compare(f"RULER, mean of the tasks, % (95 % interval): {asked}", scores, places=1)
         parts += compare(f"RULER by task, % (95 % interval): {asked}", tasks[asked], places=1)
     return parts
@@ -216,7 +257,9 @@ def passkeys(columns: Sequence[Column], gallery: Gallery) -> list[Markup]:
         protocol = ""
         if result.config.get("protocol") == "published":
             protocol = "published prompts, "
-        found.setdefault(f"{protocol}form {result.figures.get('form')}", {})[name] = result.figures["cells"]
+        found.setdefault(f"{protocol}form {result.figures.get('form')}", {})[name] = result.figures[
+            "cells"
+        ]
     for name, result in select(columns, RUN).items():
         form = f"form {result.config.get('passkey_form')}, asked by the training runs themselves"
         stored = result.figures.get("passkey") or []
@@ -229,12 +272,16 @@ def passkeys(columns: Sequence[Column], gallery: Gallery) -> list[Markup]:
         scores = []
         for name, cells in by_column.items():
             for tokens in sorted({cell["length"] for cell in cells if cell["trials"]}):
-                counts = [(cell["correct"], cell["trials"]) for cell in cells if cell["length"] == tokens]
+                counts = [
+                    (cell["correct"], cell["trials"]) for cell in cells if cell["length"] == tokens
+                ]
                 correct, trials = map(sum, zip(*counts, strict=True))
                 share = 100 * correct / trials
                 detail = f"{correct}/{trials}"
                 scores.append(Score(name, length(tokens), share, None, trials, tokens, detail))
-        gallery.draw(f"Passkeys found: {form}", "length (tokens)", PERCENT, lines_of(scores), log=True)
+        gallery.draw(
+            f"Passkeys found: {form}", "length (tokens)", PERCENT, lines_of(scores), log=True
+        )
         parts += compare(f"Passkeys found, % (found/asked), all depths: {form}", scores, places=0)
     return parts
 
@@ -244,7 +291,10 @@ def harness(columns: Sequence[Column]) -> list[Markup]:
     scores = []
     warnings = []
     for name, result in select(columns, "harness").items():
-        for task, each in [*(result.figures.get("groups") or {}).items(), *result.figures["tasks"].items()]:
+        for task, each in [
+            *(result.figures.get("groups") or {}).items(),
+            *result.figures["tasks"].items(),
+        ]:
             if each.get("shots") is None:
                 shots = ""
             else:
@@ -254,7 +304,9 @@ def harness(columns: Sequence[Column]) -> list[Markup]:
             scores.append(Score(name, row, value, error, each.get("samples")))
         if (cut := result.figures.get("cut") or {}).get("requests"):
             warnings.append(
-                HTML.warning(f"{name}: {cut['requests']:,} requests were cut, by {cut['tokens']:,} tokens.")
+                HTML.warning(
+                    f"{name}: {cut['requests']:,} requests were cut, by {cut['tokens']:,} tokens."
+                )
             )
     table = compare("Tasks of lm-eval, %, ± standard error", scores, places=2) if scores else []
     return table + warnings

@@ -19,7 +19,9 @@ from tape_ds.scoring import differences
 
 TEMPLATES = FileSystemLoader(Path(__file__).parent)
 HTML: Any = (
-    Environment(loader=TEMPLATES, autoescape=True, undefined=StrictUndefined).get_template("report_page.html").module
+    Environment(loader=TEMPLATES, autoescape=True, undefined=StrictUndefined)
+    .get_template("report_page.html")
+    .module
 )
 """The template's macros: ``warning``, ``table``, ``chart``, ``pictures``, ``answer`` and ``page``."""
 MISSING = Markup("–")
@@ -31,9 +33,25 @@ MARKERS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚
 """matplotlib's name of a marker -> its character."""
 INK = "#010203"
 """Replaced by the page's colour of text."""
-INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color")
-STYLE: dict[Any, Any] = dict.fromkeys(INKED, INK) | {"svg.fonttype": "none", "font.size": 11, "grid.alpha": 0.2}
-STYLE |= {"axes.facecolor": "none", "figure.facecolor": "none", "axes.spines.top": False, "axes.spines.right": False}
+INKED = (
+    "text.color",
+    "axes.labelcolor",
+    "axes.edgecolor",
+    "xtick.color",
+    "ytick.color",
+    "grid.color",
+)
+STYLE: dict[Any, Any] = dict.fromkeys(INKED, INK) | {
+    "svg.fonttype": "none",
+    "font.size": 11,
+    "grid.alpha": 0.2,
+}
+STYLE |= {
+    "axes.facecolor": "none",
+    "figure.facecolor": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
 Lines = Mapping[str, Mapping[float, float]]
 """name -> x -> y."""
 
@@ -51,7 +69,9 @@ class Score(NamedTuple):
     detail: str = ""
 
 
-def number(value: float | None, error: float | None = None, places: int | None = None, sign: str = "") -> Markup:
+def number(
+    value: float | None, error: float | None = None, places: int | None = None, sign: str = ""
+) -> Markup:
     """Return a figure with its standard error, both rounded to the error's second digit; without an error with
     ``places`` decimals, or four significant digits. Hovering shows all digits. ``sign``: ``+`` shows that of a
     difference."""
@@ -74,7 +94,9 @@ def number(value: float | None, error: float | None = None, places: int | None =
     return Markup('<span title="{}">{}{}</span>').format(exact, text, ending)
 
 
-def compare(caption: str, scores: Sequence[Score], *, places: int | None = None, lowest: bool = False) -> list[Markup]:
+def compare(
+    caption: str, scores: Sequence[Score], *, places: int | None = None, lowest: bool = False
+) -> list[Markup]:
     """Return a table of scores, the lowest of a row in bold if ``lowest``, and a warning if a row has means over
     different numbers of samples. ``places``: decimals of scores without a standard error."""
     columns = list(dict.fromkeys(each.column for each in scores))
@@ -84,7 +106,11 @@ def compare(caption: str, scores: Sequence[Score], *, places: int | None = None,
     rows = []
     unequal = []
     for row, own in found.items():
-        finite = {each.value for each in own.values() if each.value is not None and math.isfinite(each.value)}
+        finite = {
+            each.value
+            for each in own.values()
+            if each.value is not None and math.isfinite(each.value)
+        }
         differ = len({each.samples for each in own.values()}) > 1
         unequal += [row] if differ else []
         cells = []
@@ -95,7 +121,11 @@ def compare(caption: str, scores: Sequence[Score], *, places: int | None = None,
             best = lowest and len(finite) > 1 and score.value == min(finite)
             cells.append(Markup("<b>{}</b>").format(cell) if best else cell)
         rows.append([row, *cells])
-    unlike = [HTML.warning(f"Not over equally many samples (n): {', '.join(unequal)}.")] if unequal else []
+    unlike = (
+        [HTML.warning(f"Not over equally many samples (n): {', '.join(unequal)}.")]
+        if unequal
+        else []
+    )
     caption += "; lowest in bold" if lowest else ""
     return [HTML.table(caption, ["", *columns], rows), *unlike]
 
@@ -152,7 +182,13 @@ class Gallery:
                 every = max(1, math.ceil(len(y) / 9))
                 kind = "-" if at < len(COLOURS) else "--"
                 marks: dict[str, Any] = {"marker": marker, "markevery": (at % every, every)}
-                axes.plot([*points], np.where(np.isfinite(y), y, np.nan), color=colour, linestyle=kind, **marks)
+                axes.plot(
+                    [*points],
+                    np.where(np.isfinite(y), y, np.nan),
+                    color=colour,
+                    linestyle=kind,
+                    **marks,
+                )
             most = max((x for points in lines.values() for x in points), default=0)
             if limit is not None:
                 axes.set_ylim(-limit, limit)
@@ -163,13 +199,25 @@ class Gallery:
                 axes.axvline(native, color=INK, linestyle=":", linewidth=1.2)
                 legend.append((f"native length {length(native)}", "currentColor", "┊"))
             _set_ticks(axes, log, most if "tokens" in x_label else None)
-            figure.savefig(drawn, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+            figure.savefig(
+                drawn, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
+            )
         svg = drawn.getvalue()[drawn.getvalue().index("<svg") :]
-        svg = re.sub(r' id="[\w.]+_\d+"', "", svg).replace(INK, "currentColor").replace("<svg ", '<svg role="img" ', 1)
+        svg = (
+            re.sub(r' id="[\w.]+_\d+"', "", svg)
+            .replace(INK, "currentColor")
+            .replace("<svg ", '<svg role="img" ', 1)
+        )
         self.pictures.append(HTML.chart(title, legend, svg))
 
     def draw_differences(
-        self, title: str, x_label: str, y_label: str, lines: Lines, reference: str | None, **options: Any
+        self,
+        title: str,
+        x_label: str,
+        y_label: str,
+        lines: Lines,
+        reference: str | None,
+        **options: Any,
     ) -> None:
         """Add the differences from one of two or more lines, or from their median.
 
@@ -180,7 +228,9 @@ class Gallery:
             return
         less = differences.less_reference(lines, reference)
         limit = differences.height(y for points in less.values() for y in points.values())
-        outside = [name for name, points in less.items() if any(abs(y) > limit for y in points.values())]
+        outside = [
+            name for name, points in less.items() if any(abs(y) > limit for y in points.values())
+        ]
         words = f"{title}: difference from {reference or 'the median'}"
         if outside:
             words += f" (leaves the picture: {', '.join(outside)})"

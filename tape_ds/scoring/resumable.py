@@ -115,7 +115,10 @@ class Evaluation:
             if stored is None:
                 self.finish(figures)
             show(figures)
-            print(f"{'complete already' if stored is not None else 'written'}: {self.path}", flush=True)
+            print(
+                f"{'complete already' if stored is not None else 'written'}: {self.path}",
+                flush=True,
+            )
         if world > 1:
             leave_process_group()
         return 0
@@ -128,7 +131,11 @@ class Evaluation:
         raise_if_any(check_folder("--output", self.folder))
         remedy = "name another folder, or replace it: --overwrite"
         if not os.path.lexists(self.path):
-            foreign = [str(path.relative_to(self.folder)) for path in (*required, *tables) if os.path.lexists(path)]
+            foreign = [
+                str(path.relative_to(self.folder))
+                for path in (*required, *tables)
+                if os.path.lexists(path)
+            ]
             # it was killed between these files and its result
             was_begun = self.journal.exists()
             if foreign and not overwrite and not was_begun:
@@ -147,12 +154,19 @@ class Evaluation:
             wrong = f"{self.path.name} in it is not a result"
         if differing and not overwrite:
             raise UserError(Problem("--output", str(self.folder), wrong, remedy))
-        complete = found is not None and found.finished and not differing and all(path.is_file() for path in required)
+        complete = (
+            found is not None
+            and found.finished
+            and not differing
+            and all(path.is_file() for path in required)
+        )
         if complete:
             return found
         return None
 
-    def run_jobs(self, jobs: Sequence[tuple[str, Job]], work: Callable[[Job], Any]) -> dict[str, Any]:
+    def run_jobs(
+        self, jobs: Sequence[tuple[str, Job]], work: Callable[[Job], Any]
+    ) -> dict[str, Any]:
         """Return the result of every job by its key; every process must call this and gets all results.
 
         Args:
@@ -179,7 +193,10 @@ class Evaluation:
             known = from_first(load_journal)
             pending = [(key, job) for key, job in jobs if key not in known]
             if len(pending) < len(keys) and ranks.rank == 0:
-                print(f"{self.name}: {len(keys) - len(pending):,} of {len(keys):,} jobs are done already", flush=True)
+                print(
+                    f"{self.name}: {len(keys) - len(pending):,} of {len(keys):,} jobs are done already",
+                    flush=True,
+                )
             # None: where no person sees it
             hidden = ranks.rank > 0 or None
             share = tqdm(pending[ranks.rank :: ranks.world], desc=self.name, disable=hidden)
@@ -193,7 +210,9 @@ class Evaluation:
 
             done: dict[str, Any] = {}
             stuck_after = STUCK_SECONDS if ranks.world > 1 else 0
-            dog = Watchdog(self.folder / STACKS, ranks.rank, ranks.world, stuck_after, work=done.__len__)
+            dog = Watchdog(
+                self.folder / STACKS, ranks.rank, ranks.world, stuck_after, work=done.__len__
+            )
             held.enter_context(dog)
             for key, job in share:
                 dog.beat(len(done), "scoring")
@@ -279,8 +298,14 @@ def folder(output: str | None, model: "FoundModel") -> Path:
 
 def _identity(result: results.Result) -> dict[str, Any]:
     """Return what decides a result's figures, by section and name."""
-    model = {key: value for key, value in (result.model or {}).items() if key not in ("address", "kind")}
+    model = {
+        key: value for key, value in (result.model or {}).items() if key not in ("address", "kind")
+    }
     versions = {name: version for name, version in result.versions.items() if name in COMPUTING}
     sections = {"model": model, "config": result.config, "data": result.data, "versions": versions}
-    flat = {f"{section}.{name}": value for section, entries in sections.items() for name, value in entries.items()}
+    flat = {
+        f"{section}.{name}": value
+        for section, entries in sections.items()
+        for name, value in entries.items()
+    }
     return flat | {"seed": result.seed}

@@ -42,11 +42,18 @@ def scores_of(replies: Iterable[Mapping[str, Any]]) -> Scores:
 
 def replies_of(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the replies in a run's rows, one of which holds those to a task at a length."""
-    return [{"task": row["task"], "length": row["length"], **reply} for row in rows for reply in row["replies"]]
+    return [
+        {"task": row["task"], "length": row["length"], **reply}
+        for row in rows
+        for reply in row["replies"]
+    ]
 
 
 def figures(
-    replies: Sequence[Mapping[str, Any]], *, seed: int, against: Sequence[Mapping[str, Any]] | None = None
+    replies: Sequence[Mapping[str, Any]],
+    *,
+    seed: int,
+    against: Sequence[Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Return all figures of an evaluation but its cost.
 
@@ -122,7 +129,11 @@ def differences(scores: Scores, base: Scores, seed: int) -> list[dict[str, Any]]
     for length in lengths:
         low, high = np.quantile(means[length], INTERVAL).tolist()
         of_both = {key: base[key] for key in gains}
-        row = {"length": length, "tasks": sum(of == length for _, of in gains), "base": _mean(of_both, length)}
+        row = {
+            "length": length,
+            "tasks": sum(of == length for _, of in gains),
+            "base": _mean(of_both, length),
+        }
         rows.append(row | {"difference": _mean(gains, length), "low": low, "high": high})
     return rows
 
@@ -192,7 +203,9 @@ def _resampled(scores: Scores, lengths: Sequence[int], seed: int) -> dict[int, n
     return found
 
 
-def _effective(by_length: Sequence[Mapping[str, Any]], threshold: float, name: str) -> dict[str, Any]:
+def _effective(
+    by_length: Sequence[Mapping[str, Any]], threshold: float, name: str
+) -> dict[str, Any]:
     """Return the longest length that reaches a threshold, and how probable that is; of none, the shortest's
     probability."""
     reached = [each for each in by_length if each["mean"] >= threshold]

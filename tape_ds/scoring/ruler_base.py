@@ -34,7 +34,10 @@ def read(given: str) -> Result:
     file = file_of(given)
     try:
         stored = results.load(file)
-        if not all({"task", "length", "score", "tokens", "answers"} <= row.keys() for row in stored.figures["replies"]):
+        if not all(
+            {"task", "length", "score", "tokens", "answers"} <= row.keys()
+            for row in stored.figures["replies"]
+        ):
             raise KeyError("score")
     except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
         wrong = f"{file.name} in it is no result of this command ({type(error).__name__})"
@@ -47,7 +50,10 @@ def check(options: argparse.Namespace, stored: Result) -> list[Problem]:
     """Return a problem for each setting that makes all questions others; visible before one is drawn."""
     given = options.against
     settings = {
-        "samples": (stored.config.get("samples"), "it has {} questions of each task and length, this command asks {}"),
+        "samples": (
+            stored.config.get("samples"),
+            "it has {} questions of each task and length, this command asks {}",
+        ),
         "seed": (stored.seed, "its questions were drawn with --seed {}, these with {}"),
         "questions_per_text": (
             stored.config.get("questions_per_text", 1),
@@ -71,7 +77,11 @@ def check(options: argparse.Namespace, stored: Result) -> list[Problem]:
 
 
 def common(
-    given: str, stored: Result, questions: Sequence[RulerQuestion], haystack: Source, sentences: str | None
+    given: str,
+    stored: Result,
+    questions: Sequence[RulerQuestion],
+    haystack: Source,
+    sentences: str | None,
 ) -> tuple[list[Mapping[str, Any]], list[str]]:
     """Return the stored replies to ``questions``, and what is not compared, in words: why, and of which tasks and
     lengths.
@@ -86,7 +96,10 @@ def common(
     theirs = _by_cell(stored.figures["replies"])
     own = _by_cell([_as_stored(question) for question in questions])
     # spec -> fingerprint; its own base is no haystack, and no file of questions is recorded
-    same_essays = haystack.fingerprint() in stored.data.values() and stored.config.get("sentences") == sentences
+    same_essays = (
+        haystack.fingerprint() in stored.data.values()
+        and stored.config.get("sentences") == sentences
+    )
     replies: list[Mapping[str, Any]] = []
     others: dict[str, list[Cell]] = {}
     for cell, asked in own.items():
@@ -109,7 +122,12 @@ def common(
 
 def _as_stored(question: RulerQuestion) -> dict[str, Any]:
     answers = list(question.document["outputs"])
-    return {"task": question.task, "length": question.length, "tokens": len(question.ids), "answers": answers}
+    return {
+        "task": question.task,
+        "length": question.length,
+        "tokens": len(question.ids),
+        "answers": answers,
+    }
 
 
 def _by_cell(rows: Sequence[Mapping[str, Any]]) -> dict[Cell, list[Mapping[str, Any]]]:

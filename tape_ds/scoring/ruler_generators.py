@@ -41,7 +41,9 @@ DRAWING = {
 QA_FILES = {"qa_squad": "squad", "qa_hotpot": "hotpot"}
 """Tasks that read a file, and what the file is called here."""
 PUBLISHED_QA = {"squad": "dev-v2.0.json", "hotpot": "hotpot_dev_distractor_v1.json"}
-_LISTS_ALL_WORDS = 'words = [f"{adj}-{noun}" for adj in adjs for noun in nouns]\nWORDS = sorted(set(words))'
+_LISTS_ALL_WORDS = (
+    'words = [f"{adj}-{noun}" for adj in adjs for noun in nouns]\nWORDS = sorted(set(words))'
+)
 
 
 class NoQuestionError(ValueError):
@@ -101,7 +103,9 @@ class SortedPairs(Sequence[str]):
             if len(begins) > 1:
                 listed = sorted({begin + second for begin in begins for second in self._seconds})
             self._blocks.append((begins[0], listed))
-        sizes = [len(self._seconds) if listed is None else len(listed) for _, listed in self._blocks]
+        sizes = [
+            len(self._seconds) if listed is None else len(listed) for _, listed in self._blocks
+        ]
         self._starts = [0, *accumulate(sizes)]
 
     def __len__(self) -> int:
@@ -126,12 +130,21 @@ class Generators:
         qa_files: SQuAD's and HotpotQA's files, by the names of :data:`QA_FILES`.
     """
 
-    def __init__(self, haystack: Callable[[], list[str]], qa_files: Mapping[str, Path] | None = None):
+    def __init__(
+        self, haystack: Callable[[], list[str]], qa_files: Mapping[str, Path] | None = None
+    ):
         self.haystack = haystack
         self.qa_files = qa_files or {}
 
     def draw(
-        self, task: str, tokenizer: Any, length: int, samples: int, *, room: int, seed: int | None = None
+        self,
+        task: str,
+        tokenizer: Any,
+        length: int,
+        samples: int,
+        *,
+        room: int,
+        seed: int | None = None,
     ) -> list[dict[str, Any]]:
         """Return lm-eval's documents of a task: ``input``, ``outputs`` (the answers), ``gen_prefix`` and more.
 
@@ -164,7 +177,9 @@ class Generators:
             _end_attempts(module, measuring, empty=2 if module_name == "vt_utils" else 3)
         try:
             with _seeded(seed):
-                documents: list[dict[str, Any]] = module[function](max_seq_lengths=[length])["test"].to_list()
+                documents: list[dict[str, Any]] = module[function](max_seq_lengths=[length])[
+                    "test"
+                ].to_list()
         except (ValueError, IndexError, ZeroDivisionError) as error:
             raise NoQuestionError(" ".join(str(error).split())) from error
         if measuring.gave_up:
@@ -214,7 +229,9 @@ class Generators:
                 continue
             file = self.qa_files[name]
             module = self._module("qa_utils")
-            reader = next(each for function, each in module.items() if function.startswith(f"read_{name}"))
+            reader = next(
+                each for function, each in module.items() if function.startswith(f"read_{name}")
+            )
             wrong = ""
             try:
                 questions, _ = reader()
@@ -306,7 +323,9 @@ def sentence_splitter() -> tuple[str, Callable[[str], list[str]]]:
 def _yaml(stem: str) -> dict[str, Any]:
     from lm_eval.tasks._yaml_loader import load_yaml
 
-    return dict(load_yaml(Path(_file("common_utils")).with_name(f"{stem}.yaml"), resolve_func=False))
+    return dict(
+        load_yaml(Path(_file("common_utils")).with_name(f"{stem}.yaml"), resolve_func=False)
+    )
 
 
 def _file(name: str) -> str:

@@ -80,7 +80,16 @@ def draw_all(
     for task, count in per_text.items():
         for length in lengths:
             try:
-                drawn = draw(generators, task, tokenizer, length, samples, chat=chat, seed=seed, per_text=count)
+                drawn = draw(
+                    generators,
+                    task,
+                    tokenizer,
+                    length,
+                    samples,
+                    chat=chat,
+                    seed=seed,
+                    per_text=count,
+                )
                 found.append(drawn)
             except NoQuestionError as error:
                 problems.append(_too_short(task, length, error))
@@ -125,7 +134,9 @@ def draw(
         questions = []
         for number, (document, prompt) in enumerate(zip(documents, written, strict=True)):
             ids = tuple(prompt_ids(prompt, tokenizer))
-            question = RulerQuestion(task, length, number, ids, new_tokens, document, number // per_text)
+            question = RulerQuestion(
+                task, length, number, ids, new_tokens, document, number // per_text
+            )
             questions.append(question)
         excess = max(len(question.ids) for question in questions) + new_tokens - length
         if excess <= 0:
@@ -167,7 +178,11 @@ RULER = Kind(
 
 
 def prompts(
-    task: str, documents: Sequence[Mapping[str, Any]], tokenizer: "PreTrainedTokenizerBase", *, chat: bool
+    task: str,
+    documents: Sequence[Mapping[str, Any]],
+    tokenizer: "PreTrainedTokenizerBase",
+    *,
+    chat: bool,
 ) -> list[str]:
     """Return the texts that lm-eval asks a model of a task's documents."""
     from datasets import Dataset
@@ -221,7 +236,9 @@ def check(
             problems.append(_too_few_keys(task, count, int(keys)))
     if not 1 <= samples <= ruler_generators.SAMPLES:
         remedy = f"give 1 to {ruler_generators.SAMPLES}"
-        problems.append(Problem("samples", samples, "not a number of questions that RULER has", remedy))
+        problems.append(
+            Problem("samples", samples, "not a number of questions that RULER has", remedy)
+        )
     shortest = ruler_generators.SHORTEST
     for length in lengths:
         if length < shortest:
@@ -234,13 +251,20 @@ def check(
         tokens = len(prompt_ids(text[: 20 * longest], tokenizer))
         if tokens < longest:
             wrong = f"its texts have {tokens:,} tokens together, and a question of {longest:,} needs as many"
-            problems.append(Problem("haystack", haystack_spec, wrong, "name longer texts, or shorter lengths"))
+            problems.append(
+                Problem("haystack", haystack_spec, wrong, "name longer texts, or shorter lengths")
+            )
     return problems
 
 
 def _too_short(task: str, length: int, error: NoQuestionError) -> Problem:
     wrong = f"too short for {task} with this tokenizer ({error})"
-    return Problem("lengths", length, wrong, f"leave out {length_label(length)}, or leave {task} out of the tasks")
+    return Problem(
+        "lengths",
+        length,
+        wrong,
+        f"leave out {length_label(length)}, or leave {task} out of the tasks",
+    )
 
 
 def _too_few_keys(task: str, asked: int, keys: int, tokens: int | None = None) -> Problem:

@@ -44,18 +44,29 @@ def summary(figures: Mapping[str, Any]) -> str:
             )
         else:
             length = length_label(found["length"])
-            lines.append(f"- Effective length by {rule}: {length}, which reaches it with probability {probability}")
+            lines.append(
+                f"- Effective length by {rule}: {length}, which reaches it with probability {probability}"
+            )
     for row in figures.get("differences", ()):
         spread = f"{row['low']:+.1%} to {row['high']:+.1%}"
-        lines.append(f"- {length_label(row['length'])}: {row['difference']:+.1%} ({spread}) from {figures['against']}")
-    lines += [f"- Not compared with {figures['against']}: {each}" for each in figures.get("not_compared", ())]
+        lines.append(
+            f"- {length_label(row['length'])}: {row['difference']:+.1%} ({spread}) from {figures['against']}"
+        )
+    lines += [
+        f"- Not compared with {figures['against']}: {each}"
+        for each in figures.get("not_compared", ())
+    ]
     tasks = max(each["tasks"] for each in figures["lengths"])
     lines.append(f"- Asked: {tasks} of RULER's 13 tasks, essays from {figures['haystack']}")
     if "questions_per_text" in figures:
-        lines.append(f"- {per_text(figures['questions_per_text'])}; intervals are of texts, not of questions")
+        lines.append(
+            f"- {per_text(figures['questions_per_text'])}; intervals are of texts, not of questions"
+        )
     if figures["not_asked"]:
         lines.append(f"- Not asked: {', '.join(figures['not_asked'])}")
-    lines.append("- Numbers with another haystack, other tasks or another form (base, chat) do not compare")
+    lines.append(
+        "- Numbers with another haystack, other tasks or another form (base, chat) do not compare"
+    )
     return "\n".join(lines)
 
 
@@ -96,13 +107,22 @@ def draw(figures: Mapping[str, Any], path: Path, title: str) -> None:
     for cell in figures["cells"]:
         shares[tasks.index(cell["task"])][lengths.index(cell["length"])] = cell["score"]
     shares[-1] = [each["mean"] for each in figures["lengths"]]
-    figure = Figure(figsize=(4.2 + 0.8 * len(lengths), 2.4 + 0.4 * len(shares)), layout="constrained")
+    figure = Figure(
+        figsize=(4.2 + 0.8 * len(lengths), 2.4 + 0.4 * len(shares)), layout="constrained"
+    )
     axes = figure.add_subplot(facecolor="0.8")
     image = axes.imshow(shares, cmap=COLOURS, vmin=0, vmax=1, aspect="auto")
     for row, values in enumerate(shares):
         for column, value in enumerate(values):
             shown = "-" if value != value else f"{100 * value:.0f}"
-            axes.text(column, row, shown, ha="center", va="center", color="white" if value < 0.6 else "black")
+            axes.text(
+                column,
+                row,
+                shown,
+                ha="center",
+                va="center",
+                color="white" if value < 0.6 else "black",
+            )
     axes.axhline(len(tasks) - 0.5, color="white", lw=3)
     axes.set_xticks(range(len(lengths)), labels=[length_label(length) for length in lengths])
     axes.set_yticks(range(len(shares)), labels=[*tasks, "mean"])
@@ -112,7 +132,9 @@ def draw(figures: Mapping[str, Any], path: Path, title: str) -> None:
         effective = figures["effective"][name]["length"]
         place = -0.5 if effective is None else lengths.index(effective) + 0.5
         label = f"effective length, {'RULER' if name == 'published' else 'own'}'s rule"
-        marks.append(axes.axvline(place, color=LINE, linestyle=style, lw=2.5, label=label, clip_on=False))
+        marks.append(
+            axes.axvline(place, color=LINE, linestyle=style, lw=2.5, label=label, clip_on=False)
+        )
     figure.legend(handles=marks, loc="outside lower center", fontsize="small")
     axes.set_title(title, fontsize="medium", wrap=True, parse_math=False)
     figure.colorbar(image, ax=axes, label="score", format=lambda share, _: f"{share:.0%}")

@@ -20,7 +20,9 @@ class TooFewKeysError(ValueError):
         self.keys = keys
 
 
-def questions_about(document: Mapping[str, Any], needle: str, count: int, seed: str) -> list[dict[str, Any]]:
+def questions_about(
+    document: Mapping[str, Any], needle: str, count: int, seed: str
+) -> list[dict[str, Any]]:
     """Return ``count`` documents with the text of one, each about another of its keys; the first is the document.
 
     Args:

@@ -41,19 +41,25 @@ class SpanLosses:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "SpanLosses":
-        return cls(values["span"], tuple(values["starts"]), tuple(values["nll"]), tuple(values["counts"]))
+        return cls(
+            values["span"], tuple(values["starts"]), tuple(values["nll"]), tuple(values["counts"])
+        )
 
     @classmethod
     def merge(cls, losses: Iterable["SpanLosses"]) -> "SpanLosses":
         """Average several documents: each span over the targets of all documents that reach it."""
         documents = list(losses)
         if len({each.span for each in documents}) != 1:
-            raise ValueError(f"losses to merge must share one span: {[each.span for each in documents]}")
+            raise ValueError(
+                f"losses to merge must share one span: {[each.span for each in documents]}"
+            )
         longest = max(documents, key=lambda each: len(each.starts))
         nll = []
         counts = []
         for at in range(len(longest.starts)):
-            reaching = [(each.nll[at], each.counts[at]) for each in documents if at < len(each.starts)]
+            reaching = [
+                (each.nll[at], each.counts[at]) for each in documents if at < len(each.starts)
+            ]
             counts.append(sum(count for _, count in reaching))
             nll.append(math.fsum(value * count for value, count in reaching) / counts[-1])
         return cls(longest.span, longest.starts, tuple(nll), tuple(counts))

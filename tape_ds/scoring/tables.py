@@ -24,18 +24,25 @@ def print_rows(rows: Mapping[str, str]) -> None:
     _print(table)
 
 
-def print_loss_by_position(scores: Mapping[str, Mapping[str, SpanLosses]], native_length: int) -> None:
+def print_loss_by_position(
+    scores: Mapping[str, Mapping[str, SpanLosses]], native_length: int
+) -> None:
     """Print loss by span, one row per variant, past the native length in bold: all documents together, and each where
     there are few."""
     documents = list(next(iter(scores.values())))
-    tables = {name: {variant: parts[name] for variant, parts in scores.items()} for name in documents}
+    tables = {
+        name: {variant: parts[name] for variant, parts in scores.items()} for name in documents
+    }
     if len(documents) > 1:
         together = {variant: SpanLosses.merge(parts.values()) for variant, parts in scores.items()}
-        tables = {f"{len(documents)} documents": together} | (tables if len(documents) <= FEW else {})
+        tables = {f"{len(documents)} documents": together} | (
+            tables if len(documents) <= FEW else {}
+        )
     for name, losses_of in tables.items():
         first = next(iter(losses_of.values()))
         table = Table(
-            title=f"loss by position on {escape(name)} (nats per token, from each position on)", title_justify="left"
+            title=f"loss by position on {escape(name)} (nats per token, from each position on)",
+            title_justify="left",
         )
         table.add_column("")
         for start in first.starts:
@@ -44,7 +51,10 @@ def print_loss_by_position(scores: Mapping[str, Mapping[str, SpanLosses]], nativ
         table.add_column(f">= {_place(native_length)}", justify="right")
         for variant, losses in losses_of.items():
             cells = [f"{value:.2f}" for value in losses.nll]
-            cells = [f"[bold]{c}" if s >= native_length else c for c, s in zip(cells, losses.starts, strict=True)]
+            cells = [
+                f"[bold]{c}" if s >= native_length else c
+                for c, s in zip(cells, losses.starts, strict=True)
+            ]
             past = "-"
             if losses.starts[-1] >= native_length:
                 past = f"{losses.mean_between(native_length):.3f}"
@@ -54,17 +64,27 @@ def print_loss_by_position(scores: Mapping[str, Mapping[str, SpanLosses]], nativ
 
 def print_perplexity(scores: Mapping[int, Perplexity], window: int) -> None:
     """Print a row per length; lengths beyond ``window``, which training has not seen, in bold."""
-    table = Table(title="perplexity by length, on the same held-out documents", title_justify="left")
+    table = Table(
+        title="perplexity by length, on the same held-out documents", title_justify="left"
+    )
     for column in ("length", "x window", "perplexity", "nats per token", "targets", "blocks"):
         table.add_column(column, justify="right")
     for length, found in sorted(scores.items()):
         bold = "[bold]" if length > window else ""
         sizes = f"{found.targets:,}", f"{found.blocks:,}"
-        table.add_row(f"{length:,}", f"{length / window:g}", f"{bold}{found.value:,.2f}", f"{found.nll:.4f}", *sizes)
+        table.add_row(
+            f"{length:,}",
+            f"{length / window:g}",
+            f"{bold}{found.value:,.2f}",
+            f"{found.nll:.4f}",
+            *sizes,
+        )
     _print(table)
 
 
-def print_passkeys(found: Mapping[str, Iterable[Mapping[str, Any]]], native_length: int, unit: str = "native") -> None:
+def print_passkeys(
+    found: Mapping[str, Iterable[Mapping[str, Any]]], native_length: int, unit: str = "native"
+) -> None:
     """Print a row per variant and length, beyond the native length in bold, with a few wrong replies. ``unit`` names
     that length: a run's is its base's, an evaluation's the model's own."""
     table = Table(title="passkeys found", title_justify="left")
@@ -82,7 +102,11 @@ def print_passkeys(found: Mapping[str, Iterable[Mapping[str, Any]]], native_leng
                     # a stored result returns the words nan and inf as numbers
                     text = str(reply["reply"])
                     wrong.append(f"{text!r} for {reply['key']} at {reply['depth']:.0%}")
-            wrong = wrong if len(wrong) <= FEW else [*wrong[: FEW - 1], f"and {len(wrong) - FEW + 1} more"]
+            wrong = (
+                wrong
+                if len(wrong) <= FEW
+                else [*wrong[: FEW - 1], f"and {len(wrong) - FEW + 1} more"]
+            )
             sizes = f"{length:,}", f"{length / native_length:.2g}"
             found_of = f"{bold}{each['correct']} of {each['trials']}"
             table.add_row(escape(variant), *sizes, found_of, escape("\n".join(wrong)))
@@ -105,7 +129,9 @@ def print_ruler(found: Mapping[str, Iterable[Mapping[str, Any]]]) -> None:
             cells = []
             for length in lengths:
                 row = by_place[task, length]
-                cells.append(f"{100 * row['score']:.0f} ({100 * row['low']:.0f}-{100 * row['high']:.0f})")
+                cells.append(
+                    f"{100 * row['score']:.0f} ({100 * row['low']:.0f}-{100 * row['high']:.0f})"
+                )
             table.add_row(escape(variant), task, *cells)
         table.add_section()
     _print(table)

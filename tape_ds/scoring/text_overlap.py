@@ -49,7 +49,11 @@ def rouge(text: str, reference: str) -> tuple[float, ...]:
     return tuple(scores[name].fmeasure for name in ROUGE)
 
 
-METRICS: Mapping[str, Callable[[str, str], tuple[float, ...]]] = {"f1": f1, "exact_match": exact_match, "rouge": rouge}
+METRICS: Mapping[str, Callable[[str, str], tuple[float, ...]]] = {
+    "f1": f1,
+    "exact_match": exact_match,
+    "rouge": rouge,
+}
 """Return the parts of a score, which are averaged separately, for a text and a reference."""
 
 

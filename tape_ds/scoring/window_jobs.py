@@ -116,7 +116,9 @@ def read_texts(
     for at in range(0, len(texts), join):
         first, *rest = texts[at : at + join]
         name = f"{first.name} to {rest[-1].name}" if rest else first.name
-        joined.append(ScoredText(name, np.concatenate([text.ids for text in (first, *rest)]), stream=True))
+        joined.append(
+            ScoredText(name, np.concatenate([text.ids for text in (first, *rest)]), stream=True)
+        )
     return joined
 
 
@@ -146,11 +148,15 @@ def plan(texts: Texts, lengths: Sequence[int], scoring: Scoring) -> Jobs:
                     groups[-1].append((at, window))
                     tokens += size
             for number, group in enumerate(groups):
-                jobs[f"{source} length {length} group {number}"] = WindowJob(source, length, tuple(group))
+                jobs[f"{source} length {length} group {number}"] = WindowJob(
+                    source, length, tuple(group)
+                )
     return dict(sorted(jobs.items(), key=lambda item: -item[1].length))
 
 
-def work(model: PreTrainedModel, texts: Texts, scoring: Scoring, batch: int, chunk: int, job: WindowJob) -> Any:
+def work(
+    model: PreTrainedModel, texts: Texts, scoring: Scoring, batch: int, chunk: int, job: WindowJob
+) -> Any:
     """Return ``[nll, foreseen]`` of each window, or the loss by position, with the encoding set to the length."""
     pairs = [(texts[job.source][at].ids, window) for at, window in job.windows]
     with used_at(model, job.length):
@@ -183,20 +189,30 @@ def figures(
                     reach[at] = max(reach[at], window.end)
             pairs = list(zip(parts, by_text, strict=True))
             left_out = [text.name for text, scored in pairs if not scored]
-            shorter = [text.name for text, scored in pairs if scored and len(text.ids) < scoring.room(length)]
+            shorter = [
+                text.name
+                for text, scored in pairs
+                if scored and len(text.ids) < scoring.room(length)
+            ]
             unread = sum(len(text.ids) for text in parts) - int(reach.sum())
             entry = {"source": source, "convention": scoring.convention, "length": length}
             entry["stride"] = scoring.stride if scoring.convention != "blocks" else length
             entry |= {"bos": scoring.begin is not None, **pool(by_text)}
             entry["shorter"] = {"documents": len(shorter), "names": shorter[:NAMED]}
-            entry["left_out"] = {"documents": len(left_out), "names": left_out[:NAMED], "tokens": unread}
+            entry["left_out"] = {
+                "documents": len(left_out),
+                "names": left_out[:NAMED],
+                "tokens": unread,
+            }
             entries.append(entry)
         if scoring.spans is not None:
             spans: dict[int, list[SpanLosses]] = {}
             for key, job in jobs.items():
                 if job.spans and job.source == source:
                     spans.setdefault(job.windows[0][0], []).append(SpanLosses.from_dict(found[key]))
-            by_position[source] = {parts[at].name: SpanLosses.merge(spans[at]).to_dict() for at in sorted(spans)}
+            by_position[source] = {
+                parts[at].name: SpanLosses.merge(spans[at]).to_dict() for at in sorted(spans)
+            }
     documents = {source: len(parts) for source, parts in texts.items()}
     return {"perplexity": entries, "loss_by_position": by_position, "documents": documents}
 
@@ -218,14 +234,18 @@ def pool(documents: Iterable[Sequence[WindowLoss]]) -> dict[str, Any]:
     error = None
     count = len(scored)
     if count > 1:
-        deviations = [math.fsum(window.nll - nll * window.targets for window in document) for document in scored]
+        deviations = [
+            math.fsum(window.nll - nll * window.targets for window in document)
+            for document in scored
+        ]
         squares = math.fsum(each * each for each in deviations)
         error = math.sqrt(squares * count / (count - 1)) / targets
     return {
         "nll": nll,
         "perplexity": losses.exp(nll),
         "standard_error": error,
-        "accuracy": sum(window.foreseen for window in windows) / targets,  # tokens that were the most likely ones
+        "accuracy": sum(window.foreseen for window in windows)
+        / targets,  # tokens that were the most likely ones
         "targets": targets,
         "windows": len(windows),
         "documents": count,

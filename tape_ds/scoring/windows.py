@@ -46,7 +46,9 @@ def all_tokens(tokens: int, length: int, stride: int, begin: bool = False) -> li
     of exactly ``length`` tokens.
     """
     size = _size(length, stride, begin)
-    return [Window(start, start + size, start + 1 - begin) for start in range(0, tokens - size, stride)]
+    return [
+        Window(start, start + size, start + 1 - begin) for start in range(0, tokens - size, stride)
+    ]
 
 
 def new_tokens(tokens: int, length: int, stride: int, begin: bool = False) -> list[Window]:
@@ -69,10 +71,15 @@ def new_tokens(tokens: int, length: int, stride: int, begin: bool = False) -> li
     return windows
 
 
-def blocks(tokens: int, length: int, stride: int | None = None, begin: bool = False) -> list[Window]:
+def blocks(
+    tokens: int, length: int, stride: int | None = None, begin: bool = False
+) -> list[Window]:
     """Return consecutive windows; a rest too short for one is dropped. ``stride`` has no effect."""
     size = _size(length, 1, begin)
-    return [Window(start, start + size, start + 1 - begin) for start in range(0, tokens - size + 1, size)]
+    return [
+        Window(start, start + size, start + 1 - begin)
+        for start in range(0, tokens - size + 1, size)
+    ]
 
 
 def _size(length: int, stride: int, begin: bool) -> int:
@@ -84,7 +91,11 @@ def _size(length: int, stride: int, begin: bool) -> int:
     return length - begin
 
 
-CONVENTIONS: dict[str, Convention] = {"all_tokens": all_tokens, "new_tokens": new_tokens, "blocks": blocks}
+CONVENTIONS: dict[str, Convention] = {
+    "all_tokens": all_tokens,
+    "new_tokens": new_tokens,
+    "blocks": blocks,
+}
 
 
 @dataclass(frozen=True)

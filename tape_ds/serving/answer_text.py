@@ -99,8 +99,15 @@ class AnswerText:
         rest = self._decode(self._ids[start:])
         first = whole.removesuffix(rest)
         cut_through = (
-            rest.startswith(UNREADABLE) or first.endswith(UNREADABLE) or self._ids[start] in self._texts.run_tokens
+            rest.startswith(UNREADABLE)
+            or first.endswith(UNREADABLE)
+            or self._ids[start] in self._texts.run_tokens
         )
-        if rest and whole.endswith(rest) and not cut_through and self._before + len(first) <= self._sent:
+        if (
+            rest
+            and whole.endswith(rest)
+            and not cut_through
+            and self._before + len(first) <= self._sent
+        ):
             self._start = start
             self._before += len(first)

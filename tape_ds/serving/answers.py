@@ -39,7 +39,12 @@ class Piece:
 
 
 def write(
-    served: Served, job: AnswerJob, prompt: PromptTokens, choices: Mapping[int, AnswerSettings], *, echo: bool = False
+    served: Served,
+    job: AnswerJob,
+    prompt: PromptTokens,
+    choices: Mapping[int, AnswerSettings],
+    *,
+    echo: bool = False,
 ) -> None:
     """Write the choices of one prompt into their job, each with its number and settings: the prompt, if it is echoed,
     then the answer. The model reads the prompt once."""
@@ -48,7 +53,9 @@ def write(
     read = ReadPrompt(served, prompt.ids, len(choices) if settings.max_tokens else 0)
     tokens: list[Token] = []
     if echo and settings.likeliest is not None:
-        found = score_prompt(read, settings.likeliest, job.check, with_cache=settings.max_tokens > 1)
+        found = score_prompt(
+            read, settings.likeliest, job.check, with_cache=settings.max_tokens > 1
+        )
         tokens = [Token(each, offset) for each, offset in zip(found, prompt.offsets, strict=True)]
     for choice, own in choices.items():
         if echo:
@@ -63,7 +70,13 @@ class _Writer:
     """Turns the tokens of an answer into pieces."""
 
     def __init__(
-        self, served: Served, job: AnswerJob, choice: int, prompt: PromptTokens, settings: AnswerSettings, echo: bool
+        self,
+        served: Served,
+        job: AnswerJob,
+        choice: int,
+        prompt: PromptTokens,
+        settings: AnswerSettings,
+        echo: bool,
     ):
         self.served = served
         self.job = job
@@ -91,7 +104,9 @@ class _Writer:
     def finish(self) -> None:
         rest = self.text.finish()
         tokens = self._begun() if self.text.stopped else self.waiting
-        reason: Literal["stop", "length"] = "stop" if self.has_ended or self.text.stopped else "length"
+        reason: Literal["stop", "length"] = (
+            "stop" if self.has_ended or self.text.stopped else "length"
+        )
         self.job.put(Piece(self.choice, rest, tokens, reason, self.drawn))
 
     def _begun(self) -> list[Token]:

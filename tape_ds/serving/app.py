@@ -79,7 +79,9 @@ class Server:
         echo = bool(asked.echo)
         most = COMPLETION_TOKENS if asked.max_tokens is None else asked.max_tokens
         with_offsets = echo
-        read = await self.read(self.prompts.of_completion, asked.prompts, min(most, 1), with_offsets)
+        read = await self.read(
+            self.prompts.of_completion, asked.prompts, min(most, 1), with_offsets
+        )
         answers = asked.n or 1
         settings = self.settings(asked, most, asked.logprobs)
 
@@ -90,7 +92,9 @@ class Server:
 
         tokens = sum(len(prompt.ids) for prompt in read)
         with_logprobs = asked.logprobs is not None
-        form = CompletionForm(self.served, tokens, with_logprobs=with_logprobs, wants_usage=asked.wants_usage)
+        form = CompletionForm(
+            self.served, tokens, with_logprobs=with_logprobs, wants_usage=asked.wants_usage
+        )
         return await self.answer(work, form, request, len(read) * answers, asked.stream)
 
     async def chat(self, asked: requests.ChatRequest, request: Request) -> Any:
@@ -123,7 +127,9 @@ class Server:
 
         return await self.answer(work, form, request, 1, asked.stream)
 
-    def settings(self, asked: requests.Request, most: int | None, likeliest: int | None) -> AnswerSettings:
+    def settings(
+        self, asked: requests.Request, most: int | None, likeliest: int | None
+    ) -> AnswerSettings:
         """Return what a request says about its answers, else the defaults; ``most`` tokens, None: as there is room."""
         usual = self.served.defaults
         sampled: dict[str, Any] = {}
@@ -163,11 +169,17 @@ class Server:
         if settings.seed is None:
             return dict.fromkeys(range(first, first + answers), fitted)
         return {
-            choice: replace(fitted, seed=(settings.seed + choice) % 2**63) for choice in range(first, first + answers)
+            choice: replace(fitted, seed=(settings.seed + choice) % 2**63)
+            for choice in range(first, first + answers)
         }
 
     async def answer(
-        self, work: Callable[[AnswerJob], None], form: Form, request: Request, choices: int, stream: bool | None
+        self,
+        work: Callable[[AnswerJob], None],
+        form: Form,
+        request: Request,
+        choices: int,
+        stream: bool | None,
     ) -> Any:
         job = self.engine.submit(work)
         if stream:
@@ -234,8 +246,13 @@ def application(served: Served, *, loopback_only: bool = True) -> FastAPI:
         yield
         server.close()
 
-    kinds: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}}
-    app = FastAPI(title="tape-ds serve", lifespan=lifespan, docs_url=None, redoc_url=None, responses=kinds)
+    kinds: dict[int | str, dict[str, Any]] = {
+        "4XX": {"model": ErrorBody},
+        "5XX": {"model": ErrorBody},
+    }
+    app = FastAPI(
+        title="tape-ds serve", lifespan=lifespan, docs_url=None, redoc_url=None, responses=kinds
+    )
     app.state.engine = server.engine
     app.add_middleware(Guard, most_bytes=served.most_bytes, loopback_only=loopback_only)
 
@@ -259,7 +276,11 @@ def application(served: Served, *, loopback_only: bool = True) -> FastAPI:
 
     @app.exception_handler(Exception)
     async def of_fault(_: Request, error: Any) -> JSONResponse:
-        return refused(RefusalError(f"The server failed: {type(error).__name__}.", status=500, code="server_failed"))
+        return refused(
+            RefusalError(
+                f"The server failed: {type(error).__name__}.", status=500, code="server_failed"
+            )
+        )
 
     @app.post("/v1/completions")
     async def completions(asked: requests.CompletionRequest, request: Request) -> Any:

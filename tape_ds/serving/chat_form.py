@@ -20,7 +20,15 @@ class ChatForm:
         wants_usage: whether a stream ends with the number of tokens.
     """
 
-    def __init__(self, served: Served, prompt_tokens: int, choices: int, *, with_logprobs: bool, wants_usage: bool):
+    def __init__(
+        self,
+        served: Served,
+        prompt_tokens: int,
+        choices: int,
+        *,
+        with_logprobs: bool,
+        wants_usage: bool,
+    ):
         self.served = served
         self.prompt_tokens = prompt_tokens
         self.choices = choices
@@ -36,18 +44,32 @@ class ChatForm:
             logprobs = None
             if self.with_logprobs:
                 logprobs = {"content": self._content(one.tokens), "refusal": None}
-            made.append({"index": index, "message": message, "logprobs": logprobs, "finish_reason": one.finish})
+            made.append(
+                {
+                    "index": index,
+                    "message": message,
+                    "logprobs": logprobs,
+                    "finish_reason": one.finish,
+                }
+            )
         counts = usage(self.prompt_tokens, sum(one.drawn for one in choices))
         return {**self.head, "object": "chat.completion", "choices": made, "usage": counts}
 
     def begin(self) -> list[str]:
-        return [self._chunk(index, {"role": "assistant", "content": ""}, None, None) for index in range(self.choices)]
+        return [
+            self._chunk(index, {"role": "assistant", "content": ""}, None, None)
+            for index in range(self.choices)
+        ]
 
     def piece(self, piece: Piece) -> list[str]:
         self.drawn += piece.drawn
         chunks = []
         if piece.text or piece.tokens:
-            chunks.append(self._chunk(piece.choice, {"content": piece.text}, self._logprobs(piece.tokens), None))
+            chunks.append(
+                self._chunk(
+                    piece.choice, {"content": piece.text}, self._logprobs(piece.tokens), None
+                )
+            )
         if piece.finish is not None:
             chunks.append(self._chunk(piece.choice, {}, None, piece.finish))
         return chunks
@@ -56,7 +78,10 @@ class ChatForm:
         if not self.wants_usage:
             return [DONE]
         counts = usage(self.prompt_tokens, self.drawn)
-        return [event({**self.head, "object": "chat.completion.chunk", "choices": [], "usage": counts}), DONE]
+        return [
+            event({**self.head, "object": "chat.completion.chunk", "choices": [], "usage": counts}),
+            DONE,
+        ]
 
     def failed(self, refusal: RefusalError) -> list[str]:
         return [event({"error": refusal.error}), DONE]
@@ -80,4 +105,8 @@ class ChatForm:
     def _logprob(self, token: int, logprob: float | None) -> dict[str, Any]:
         text, parts = self.served.texts.of(token)
         known = None if parts is None else list(parts)
-        return {"token": text, "bytes": known, "logprob": None if logprob is None else finite(logprob)}
+        return {
+            "token": text,
+            "bytes": known,
+            "logprob": None if logprob is None else finite(logprob),
+        }

@@ -19,16 +19,26 @@ class CompletionForm:
         wants_usage: whether a stream ends with the number of tokens.
     """
 
-    def __init__(self, served: Served, prompt_tokens: int, *, with_logprobs: bool, wants_usage: bool):
+    def __init__(
+        self, served: Served, prompt_tokens: int, *, with_logprobs: bool, wants_usage: bool
+    ):
         self.served = served
         self.prompt_tokens = prompt_tokens
         self.with_logprobs = with_logprobs
         self.wants_usage = wants_usage
         self.drawn = 0
-        self.head = {"id": new_id("cmpl"), "object": "text_completion", "created": now(), "model": served.name}
+        self.head = {
+            "id": new_id("cmpl"),
+            "object": "text_completion",
+            "created": now(),
+            "model": served.name,
+        }
 
     def whole(self, choices: Sequence[Whole]) -> dict[str, Any]:
-        made = [self._choice(index, one.text, one.tokens, one.finish) for index, one in enumerate(choices)]
+        made = [
+            self._choice(index, one.text, one.tokens, one.finish)
+            for index, one in enumerate(choices)
+        ]
         drawn = sum(one.drawn for one in choices)
         return {**self.head, "choices": made, "usage": usage(self.prompt_tokens, drawn)}
 
@@ -43,7 +53,10 @@ class CompletionForm:
     def end(self) -> list[str]:
         if not self.wants_usage:
             return [DONE]
-        return [event({**self.head, "choices": [], "usage": usage(self.prompt_tokens, self.drawn)}), DONE]
+        return [
+            event({**self.head, "choices": [], "usage": usage(self.prompt_tokens, self.drawn)}),
+            DONE,
+        ]
 
     def failed(self, refusal: RefusalError) -> list[str]:
         return [event({"error": refusal.error}), DONE]
@@ -52,7 +65,9 @@ class CompletionForm:
         last = {"usage": None} if self.wants_usage else {}
         return event({**self.head, "choices": choices, **last})
 
-    def _choice(self, index: int, text: str, tokens: Sequence[Token], finish: str | None) -> dict[str, Any]:
+    def _choice(
+        self, index: int, text: str, tokens: Sequence[Token], finish: str | None
+    ) -> dict[str, Any]:
         logprobs = self._logprobs(tokens) if self.with_logprobs else None
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 

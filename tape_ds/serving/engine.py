@@ -146,7 +146,8 @@ class AnswerEngine:
                 pass
             except RefusalError as refusal:
                 job.put(refusal)
-            except BaseException as error:  # of one request; a panic of a Rust library is no Exception
+            except BaseException as error:
+                # of one request; a panic of a Rust library is no Exception
                 log.exception("a request failed")
                 job.put(_failed(error))
             del job
@@ -158,6 +159,10 @@ def _ending() -> RefusalError:
 
 def _failed(error: BaseException) -> RefusalError:
     if isinstance(error, torch.OutOfMemoryError):
-        return RefusalError("The device's memory is not enough for this request.", status=500, code="out_of_memory")
+        return RefusalError(
+            "The device's memory is not enough for this request.", status=500, code="out_of_memory"
+        )
     what = " ".join(redacted(str(error)).split())[:300]
-    return RefusalError(f"The model failed: {type(error).__name__}: {what}", status=500, code="model_failed")
+    return RefusalError(
+        f"The model failed: {type(error).__name__}: {what}", status=500, code="model_failed"
+    )

@@ -93,7 +93,11 @@ def _parts(value: Any, depth: int) -> Iterator[str]:
 
 
 def usage(prompt_tokens: int, drawn: int) -> dict[str, int]:
-    return {"prompt_tokens": prompt_tokens, "completion_tokens": drawn, "total_tokens": prompt_tokens + drawn}
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": drawn,
+        "total_tokens": prompt_tokens + drawn,
+    }
 
 
 def finite(logprob: float) -> float:

@@ -7,7 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from tape_ds.models.inputs import CACHE
 from tape_ds.scoring import CHUNK
@@ -88,7 +94,10 @@ class _Told(StoppingCriteria):
 
 @torch.no_grad()
 def continue_prompt(
-    prompt: ReadPrompt, settings: AnswerSettings, tell: Callable[[Scored], bool], check: Callable[[], None]
+    prompt: ReadPrompt,
+    settings: AnswerSettings,
+    tell: Callable[[Scored], bool],
+    check: Callable[[], None],
 ) -> None:
     """Draw the tokens that follow a prompt, the same whether it was read before or not.
 

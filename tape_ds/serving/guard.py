@@ -85,7 +85,9 @@ class Guard:
             raise RefusalError(f"Content-Type = {kind[:100]!r}: send application/json.", status=415)
         coding = headers.get("content-encoding", "identity")
         if coding.lower() != "identity":
-            raise RefusalError(f"Content-Encoding = {coding[:100]!r}: send the body as it is.", status=415)
+            raise RefusalError(
+                f"Content-Encoding = {coding[:100]!r}: send the body as it is.", status=415
+            )
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > self.most_bytes:
             raise self._too_large()
@@ -106,7 +108,9 @@ class Guard:
                 return {"type": "http.request", "body": b"".join(parts), "more_body": False}
 
     def _too_large(self) -> RefusalError:
-        wrong = f"The body is larger than {self.most_bytes:,} bytes, with no room for an answer to it."
+        wrong = (
+            f"The body is larger than {self.most_bytes:,} bytes, with no room for an answer to it."
+        )
         return RefusalError(wrong, status=413, code="request_too_large")
 
 

@@ -21,7 +21,9 @@ class Listener(uvicorn.Server):
 
     def __init__(self, engine: AnswerEngine, **settings: Any):
         wait = ENDING_SECONDS + _REFUSING_SECONDS
-        super().__init__(uvicorn.Config(**settings, log_level="warning", timeout_graceful_shutdown=wait))
+        super().__init__(
+            uvicorn.Config(**settings, log_level="warning", timeout_graceful_shutdown=wait)
+        )
         self.engine = engine
 
     async def shutdown(self, *given: Any, **named: Any) -> None:

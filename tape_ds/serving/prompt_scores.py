@@ -15,7 +15,9 @@ CHUNK = 1024
 
 
 @torch.no_grad()
-def score_prompt(prompt: ReadPrompt, likeliest: int, check: Callable[[], None], *, with_cache: bool) -> list[Scored]:
+def score_prompt(
+    prompt: ReadPrompt, likeliest: int, check: Callable[[], None], *, with_cache: bool
+) -> list[Scored]:
     """Return the tokens of a prompt with their probabilities, and keep the logits of the token after it.
 
     Args:
@@ -31,7 +33,10 @@ def score_prompt(prompt: ReadPrompt, likeliest: int, check: Callable[[], None], 
         raise RefusalError(f"echo with logprobs: {error}.", "echo") from error
     check()
     cache = prompt.new_cache() if with_cache else None
-    inputs = {"input_ids": torch.tensor([prompt.ids], device=served.device), "use_cache": cache is not None}
+    inputs = {
+        "input_ids": torch.tensor([prompt.ids], device=served.device),
+        "use_cache": cache is not None,
+    }
     if cache is not None:
         inputs[CACHE] = cache
     hidden_TD = served.model.base_model(**inputs).last_hidden_state[0]

@@ -29,7 +29,9 @@ class Prompts:
         self.tokenizer: Any = copy.deepcopy(served.tokenizer)
         self.texts = TokenTexts(self.tokenizer)
 
-    def of_completion(self, prompts: Sequence[str | list[int]], answer: int, with_offsets: bool) -> list[PromptTokens]:
+    def of_completion(
+        self, prompts: Sequence[str | list[int]], answer: int, with_offsets: bool
+    ) -> list[PromptTokens]:
         """Return the prompts of a completion.
 
         Args:
@@ -79,10 +81,14 @@ class Prompts:
             if turn["role"] == "developer":
                 turn["role"] = "system"  # its name in chat templates
         try:
-            text = self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+            text = self.tokenizer.apply_chat_template(
+                turns, add_generation_prompt=True, tokenize=False
+            )
         except Exception as error:  # a template may raise anything
             said = " ".join(str(error).split())[:300]
-            raise RefusalError(f"{field}: the model's chat template refuses them: {said}", field) from error
+            raise RefusalError(
+                f"{field}: the model's chat template refuses them: {said}", field
+            ) from error
         self._check_characters(len(text), field)
         ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         self._check(ids, field, 1)
@@ -123,7 +129,8 @@ class Prompts:
         if characters > most:
             wrong = f"{field}: {characters:,} characters, with no room for an answer: this model reads and writes up to"
             raise RefusalError(
-                f"{wrong} {self.served.length:,} tokens, which is {most:,} characters at the very most.", field
+                f"{wrong} {self.served.length:,} tokens, which is {most:,} characters at the very most.",
+                field,
             )
 
     def _check(self, ids: Sequence[int], field: str, answer: int) -> None:

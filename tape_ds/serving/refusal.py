@@ -14,7 +14,9 @@ class RefusalError(Exception):
         code: OpenAI's word for it, if it has one.
     """
 
-    def __init__(self, message: str, field: str | None = None, *, status: int = 400, code: str | None = None):
+    def __init__(
+        self, message: str, field: str | None = None, *, status: int = 400, code: str | None = None
+    ):
         super().__init__(message)
         self.message = message
         self.field = field
@@ -39,7 +41,9 @@ def of_validation(errors: Sequence[Mapping[str, Any]], body: Any) -> RefusalErro
     for error in errors:
         place = tuple(error["loc"])
         if error["type"] == "json_invalid":
-            return RefusalError(f"The body is no JSON: {error.get('ctx', {}).get('error', error['msg'])}.")
+            return RefusalError(
+                f"The body is no JSON: {error.get('ctx', {}).get('error', error['msg'])}."
+            )
         if place and place[0] == "body":
             place = place[1:]
         path = _path(place, body, is_missing=error["type"] == "missing")

@@ -44,7 +44,9 @@ def _only_nothing(given: Any) -> Any:
     raise PydanticCustomError("extra_forbidden", "not a field that this server does here")
 
 
-Nothing = Annotated[Any, AfterValidator(_only_nothing), WithJsonSchema({"enum": [None, "", [], {}]})]
+Nothing = Annotated[
+    Any, AfterValidator(_only_nothing), WithJsonSchema({"enum": [None, "", [], {}]})
+]
 """Of a field that is not done."""
 
 
@@ -139,9 +141,13 @@ def _kind_of_prompt(prompt: Any) -> str:
 
 Prompt = Annotated[
     Annotated[str, Tag("text")]
-    | Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=MOST_ANSWERS), Tag("texts")]
+    | Annotated[
+        list[str], Field(fail_fast=True, min_length=1, max_length=MOST_ANSWERS), Tag("texts")
+    ]
     | Annotated[Ids, Tag("ids")]
-    | Annotated[list[Ids], Field(fail_fast=True, min_length=1, max_length=MOST_ANSWERS), Tag("lists of ids")],
+    | Annotated[
+        list[Ids], Field(fail_fast=True, min_length=1, max_length=MOST_ANSWERS), Tag("lists of ids")
+    ],
     Discriminator(_kind_of_prompt),
 ]
 
@@ -192,7 +198,9 @@ class Message(StrictModel):
 class ChatRequest(Sampled):
     """Of ``/v1/chat/completions``."""
 
-    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES)]
+    messages: Annotated[
+        list[Message], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES)
+    ]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
@@ -231,7 +239,9 @@ class ResponseMessage(StrictModel):
     status: Literal["in_progress", "completed", "incomplete"] | None = None
 
 
-Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Name], Field(max_length=16), BeforeValidator(_few)]
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Name], Field(max_length=16), BeforeValidator(_few)
+]
 
 
 class ResponseText(StrictModel):
@@ -241,7 +251,12 @@ class ResponseText(StrictModel):
 class ResponseRequest(Request):
     """Of ``/v1/responses``."""
 
-    input: str | Annotated[list[ResponseMessage], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES)]
+    input: (
+        str
+        | Annotated[
+            list[ResponseMessage], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES)
+        ]
+    )
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     metadata: Metadata | None = None

@@ -14,7 +14,9 @@ from tape_ds.serving.settings import AnswerSettings
 class ResponseForm:
     """Of one request, whose answer is one message."""
 
-    def __init__(self, served: Served, prompt_tokens: int, request: ResponseRequest, settings: AnswerSettings):
+    def __init__(
+        self, served: Served, prompt_tokens: int, request: ResponseRequest, settings: AnswerSettings
+    ):
         self.served = served
         self.prompt_tokens = prompt_tokens
         self.request = request
@@ -46,7 +48,11 @@ class ResponseForm:
             self.last = piece
         if not piece.text:
             return []
-        return [self._event("response.output_text.delta", **self._place(), delta=piece.text, logprobs=[])]
+        return [
+            self._event(
+                "response.output_text.delta", **self._place(), delta=piece.text, logprobs=[]
+            )
+        ]
 
     def end(self) -> list[str]:
         assert self.last is not None and self.last.finish is not None
@@ -62,7 +68,9 @@ class ResponseForm:
 
     def failed(self, refusal: RefusalError) -> list[str]:
         error = refusal.error
-        told = self._event("error", code=error["code"], message=error["message"], param=error["param"])
+        told = self._event(
+            "error", code=error["code"], message=error["message"], param=error["param"]
+        )
         failed = self._response("failed", [])
         failed["error"] = {"code": "server_error", "message": refusal.message}
         return [told, self._event("response.failed", response=failed), DONE]
@@ -110,7 +118,13 @@ class ResponseForm:
         }
 
     def _message(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"id": self.message_id, "type": "message", "role": "assistant", "status": status, "content": content}
+        return {
+            "id": self.message_id,
+            "type": "message",
+            "role": "assistant",
+            "status": status,
+            "content": content,
+        }
 
     def _place(self) -> dict[str, Any]:
         return {"item_id": self.message_id, "output_index": 0, "content_index": 0}

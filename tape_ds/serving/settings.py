@@ -40,16 +40,45 @@ class Defaults:
     def changed(self) -> dict[str, Any]:
         """Return the fields that differ from OpenAI's."""
         names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
-        return {name: getattr(self, name) for name in names if getattr(self, name) != getattr(Defaults(), name)}
+        return {
+            name: getattr(self, name)
+            for name in names
+            if getattr(self, name) != getattr(Defaults(), name)
+        }
 
 
 # of generation_config: what ends a text is tape_ds.scoring.generation.ends_of, how long it may be is --max_length, and
 # the rest changes no text
 _ELSEWHERE = {
-    *("eos_token_id", "bos_token_id", "pad_token_id", "decoder_start_token_id", "max_length", "do_sample"),
-    *("use_cache", "cache_implementation", "cache_config", "return_legacy_cache", "prefill_chunk_size"),
-    *("output_attentions", "output_hidden_states", "output_scores", "output_logits", "return_dict_in_generate"),
-    *("transformers_version", "disable_compile", "compile_config", "token_healing", "_from_model_config"),
+    *(
+        "eos_token_id",
+        "bos_token_id",
+        "pad_token_id",
+        "decoder_start_token_id",
+        "max_length",
+        "do_sample",
+    ),
+    *(
+        "use_cache",
+        "cache_implementation",
+        "cache_config",
+        "return_legacy_cache",
+        "prefill_chunk_size",
+    ),
+    *(
+        "output_attentions",
+        "output_hidden_states",
+        "output_scores",
+        "output_logits",
+        "return_dict_in_generate",
+    ),
+    *(
+        "transformers_version",
+        "disable_compile",
+        "compile_config",
+        "token_healing",
+        "_from_model_config",
+    ),
 }
 
 
@@ -96,7 +125,11 @@ class AnswerSettings:
     @property
     def takes_likeliest(self) -> bool:
         """Whether each token is that with the model's largest logit."""
-        unchanged = self.repetition_penalty == 1 and not self.presence_penalty and not self.frequency_penalty
+        unchanged = (
+            self.repetition_penalty == 1
+            and not self.presence_penalty
+            and not self.frequency_penalty
+        )
         return self.is_greedy and unchanged and not self.logit_bias
 
     def processors(self, prompt_tokens: int) -> LogitsProcessorList:
@@ -105,7 +138,9 @@ class AnswerSettings:
         if self.repetition_penalty != 1:
             processors.append(RepetitionPenaltyLogitsProcessor(self.repetition_penalty))
         if self.presence_penalty or self.frequency_penalty:
-            processors.append(Penalties(self.presence_penalty, self.frequency_penalty, prompt_tokens))
+            processors.append(
+                Penalties(self.presence_penalty, self.frequency_penalty, prompt_tokens)
+            )
         if self.logit_bias:
             processors.append(Biased(self.logit_bias))
         if self.is_greedy:

@@ -40,7 +40,9 @@ class TokenTexts:
         if b'"ByteLevel"' in state:
             self._bytes_of = {character: byte for byte, character in bytes_to_unicode().items()}
         ordinary = (index for index in range(len(tokenizer)) if index not in special | single_bytes)
-        self._first = next(index for index in ordinary if self.decode([index]).strip(f" {UNREADABLE}"))
+        self._first = next(
+            index for index in ordinary if self.decode([index]).strip(f" {UNREADABLE}")
+        )
         self.of = lru_cache(maxsize=65_536)(self._of)
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -53,7 +53,9 @@ class Progress(TrainerCallback):
             storage.write_text(self.file, "".join(kept))
             # None: shown on a terminal only
             hidden = args.disable_tqdm or None
-            self.bar = tqdm(total=state.max_steps, initial=state.global_step, disable=hidden, unit="step")
+            self.bar = tqdm(
+                total=state.max_steps, initial=state.global_step, disable=hidden, unit="step"
+            )
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         # read before scoring can need more
@@ -62,7 +64,12 @@ class Progress(TrainerCallback):
             self.bar.update(1)
 
     def on_log(
-        self, args: Any, state: TrainerState, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
+        self,
+        args: Any,
+        state: TrainerState,
+        control: Any,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
     ) -> None:
         if self.bar is None or not logs or "loss" not in logs:
             return
@@ -73,7 +80,9 @@ class Progress(TrainerCallback):
                 file.write(json.dumps(entry) + "\n")
         except OSError as error:  # a full disk costs the line, and the run continues
             if not self.lost:
-                self._print(f"METRICS NOT STORED: {storage.explain(error, self.file.parent)}; the run continues")
+                self._print(
+                    f"METRICS NOT STORED: {storage.explain(error, self.file.parent)}; the run continues"
+                )
             self.lost += 1
         short = {"learning_rate": "lr", "position_learning_rate": "position lr"}
         hidden = ("epoch", "tokens", PositionUpdates.NAME, TokensBySource.NAME)
@@ -102,7 +111,12 @@ class TokensBySource(TrainerCallback):
         self.step_sequences = step_sequences
 
     def on_log(
-        self, args: Any, state: TrainerState, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
+        self,
+        args: Any,
+        state: TrainerState,
+        control: Any,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
     ) -> None:
         if logs and "loss" in logs and state.is_world_process_zero:
             found = self.sequences.tokens(state.global_step * self.step_sequences)
@@ -121,7 +135,12 @@ class PositionUpdates(TrainerCallback):
         self.ids, self.places = sequence["input_ids"][: self.TOKENS], sequence.get("position_ids")
 
     def on_log(
-        self, args: Any, state: TrainerState, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
+        self,
+        args: Any,
+        state: TrainerState,
+        control: Any,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
     ) -> None:
         if not logs or "loss" not in logs:
             return
@@ -147,7 +166,9 @@ class ApplyMemorySavings(TrainerCallback):
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         # transformers before 5.23 has no other name
         checkpointing = bool(args.gradient_checkpointing)
-        self.savings = MemorySavings(kwargs["model"], self.memory, checkpointing=checkpointing, device=args.device)
+        self.savings = MemorySavings(
+            kwargs["model"], self.memory, checkpointing=checkpointing, device=args.device
+        )
         for line in self.savings.outline() if state.is_world_process_zero else []:
             say(f"memory: {line}")
 
@@ -170,7 +191,9 @@ class AverageLast(TrainerCallback):
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         trainer = self.trainer
         # not those of other steps: where a run was stopped and resumed, it would end with another mean
-        steps = averaging.scheduled(state.max_steps, int(state.save_steps), trainer.safety.keep_steps)[-self.count :]
+        steps = averaging.scheduled(
+            state.max_steps, int(state.save_steps), trainer.safety.keep_steps
+        )[-self.count :]
         folders: list[Path] = []
         wrong = None
         if trainer.rank_sync.rank == 0:
@@ -183,10 +206,14 @@ class AverageLast(TrainerCallback):
         shown = ", ".join(f"checkpoint-{step}" for step in steps)
         if wrong is not None:
             if state.is_world_process_zero:
-                say(f"THE MEAN of {shown} IS NOT TAKEN: {wrong}; trained/ and the scores are those of the last step")
+                say(
+                    f"THE MEAN of {shown} IS NOT TAKEN: {wrong}; trained/ and the scores are those of the last step"
+                )
             return
         averaging.put_mean(folders, trainer.model, trainer.record.names)
-        trainer.record = dataclasses.replace(trainer.record, averaged=averaging.fingerprints(folders))
+        trainer.record = dataclasses.replace(
+            trainer.record, averaged=averaging.fingerprints(folders)
+        )
         if state.is_world_process_zero:
             say(f"the trained weights are the mean of {shown}")
 
@@ -209,7 +236,9 @@ class SaveTrained(TrainerCallback):
         try:
             replace_trained(self.folder, trainer.model, trainer.record, trainer.processing_class)
         except Exception as error:
-            refused = disk_error(error, "output_dir", self.folder, "then start it again with --resume auto")
+            refused = disk_error(
+                error, "output_dir", self.folder, "then start it again with --resume auto"
+            )
             if refused is None:
                 raise
             raise refused from error

@@ -95,11 +95,15 @@ def needed(config: Mapping[str, Any] | None) -> list[CompiledOp]:
     for block in ("offload_optimizer", "offload_param"):
         name = f"zero_optimization.{block}.device"
         if deepspeed_config.lookup(config, name) == "nvme":
-            found.append(CompiledOp("async_io", f"deepspeed.{name}", "nvme", 'give "device": "cpu"'))
+            found.append(
+                CompiledOp("async_io", f"deepspeed.{name}", "nvme", 'give "device": "cpu"')
+            )
             break
     for key in ("zero_quantized_weights", "zero_quantized_gradients"):
         if deepspeed_config.lookup(config, f"zero_optimization.{key}"):
-            found.append(CompiledOp("quantizer", f"deepspeed.zero_optimization.{key}", True, "remove it"))
+            found.append(
+                CompiledOp("quantizer", f"deepspeed.zero_optimization.{key}", True, "remove it")
+            )
             break
     return found
 
@@ -117,7 +121,9 @@ def outline(recipe: Recipe) -> str | None:
                 when = "came with DeepSpeed"
             elif each.is_compiled():
                 when = f"compiled here before, in {each.folder()}"
-        parts.append(f"DeepSpeed's {each.name}, for {each.field}: {when}. To do without: {each.without}")
+        parts.append(
+            f"DeepSpeed's {each.name}, for {each.field}: {when}. To do without: {each.without}"
+        )
     return "; ".join(parts) or None
 
 
@@ -131,7 +137,9 @@ def check(recipe: Recipe) -> list[Problem]:
         except OSError as error:
             remedy = "let TORCH_EXTENSIONS_DIR name a folder that can be written to"
             where = os.environ.get("TORCH_EXTENSIONS_DIR")
-            found.append(Problem("TORCH_EXTENSIONS_DIR", where, f"no place to compile in ({error})", remedy))
+            found.append(
+                Problem("TORCH_EXTENSIONS_DIR", where, f"no place to compile in ({error})", remedy)
+            )
             continue
         if lacking := _lacking(each):
             wrong = f"DeepSpeed compiles its {each.name} for this, and {lacking}"
@@ -149,7 +157,10 @@ def _lacking(extension: CompiledOp) -> str | None:
     if not cpp_extension.is_ninja_available():
         return "there is no ninja here (pip install ninja)"
     on_gpu = get_accelerator().device_name() == "cuda" and extension.name in _ON_A_GPU
-    if on_gpu and (cpp_extension.CUDA_HOME is None or not Path(cpp_extension.CUDA_HOME, "bin", "nvcc").is_file()):
+    if on_gpu and (
+        cpp_extension.CUDA_HOME is None
+        or not Path(cpp_extension.CUDA_HOME, "bin", "nvcc").is_file()
+    ):
         return "there is no CUDA toolkit here (nvcc; CUDA_HOME names its folder)"
     return None
 
@@ -170,11 +181,15 @@ def compile_all(recipe: Recipe) -> None:
             began = time.monotonic()
             is_new = not each.is_compiled() and is_main_process()
             if is_new:
-                say(f"compiling DeepSpeed's {each.name} in {folder}: {_DURATION}. To do without: {each.without}")
+                say(
+                    f"compiling DeepSpeed's {each.name} in {folder}: {_DURATION}. To do without: {each.without}"
+                )
             try:
                 each.builder().load(verbose=False)
             except (RuntimeError, ImportError, OSError) as error:
-                words = [line for line in str(error).splitlines() if "error" in line.lower()] or [str(error)]
+                words = [line for line in str(error).splitlines() if "error" in line.lower()] or [
+                    str(error)
+                ]
                 wrong = f"DeepSpeed's {each.name} cannot be compiled: {words[0].strip()}"
                 raise UserError(Problem(each.field, each.value, wrong, each.without)) from error
             if is_new:
@@ -196,7 +211,9 @@ def _free(folder: Path, say: Callable[[str], None]) -> None:
     lock = folder / _LOCK
     told = False
     while (holder := _holder(lock)) is not _GONE:
-        if holder is None and (_is_of_one_machine(folder) or _idle_seconds(folder) > _SHARED_SECONDS):
+        if holder is None and (
+            _is_of_one_machine(folder) or _idle_seconds(folder) > _SHARED_SECONDS
+        ):
             lock.unlink(missing_ok=True)
             say(f"removed {lock}: of a process that was killed while it compiled")
             return

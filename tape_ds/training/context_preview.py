@@ -70,7 +70,9 @@ def _left_context(recipe: Recipe) -> str:
     if not is_exact:
         return f"{histogram}, in {sampled}"
     try:
-        found_weights = ExactWeights.measured(histogram, buckets, chosen.exact_extra, len(specs) * SEQUENCES)
+        found_weights = ExactWeights.measured(
+            histogram, buckets, chosen.exact_extra, len(specs) * SEQUENCES
+        )
     except UserError as error:
         return f"{histogram}, in {sampled}; THE RUN WOULD BE REFUSED if all are so: {error.problems[0].wrong}"
     return f"{histogram}, in {sampled}; about these weights: {found_weights.described()}"
@@ -111,8 +113,13 @@ def _sample(recipe: Recipe, spec: str, tokenizer: Any) -> Iterator[Any]:
         return
     data = recipe.data
     documents = _documents(spec, tokenizer, data.skip.bad_rows, data.min_document_tokens)
-    read = list(islice(documents, SEQUENCES) if _skips(recipe) else _first(documents, SEQUENCES * window))
-    read = [read[number] for number in with_copies(np.array([len(ids) for ids in read], np.int64), data.upsample)]
+    read = list(
+        islice(documents, SEQUENCES) if _skips(recipe) else _first(documents, SEQUENCES * window)
+    )
+    read = [
+        read[number]
+        for number in with_copies(np.array([len(ids) for ids in read], np.int64), data.upsample)
+    ]
     # whatever is skipped, a target sees the tokens of its window
     if _skips(recipe):
         for ids in read:
@@ -123,7 +130,9 @@ def _sample(recipe: Recipe, spec: str, tokenizer: Any) -> Iterator[Any]:
         yield packed_item(sequence, data.attend_across)
 
 
-def _generated(recipe: Recipe, source: generated.GeneratedDocuments, tokenizer: Any) -> Iterator[Any]:
+def _generated(
+    recipe: Recipe, source: generated.GeneratedDocuments, tokenizer: Any
+) -> Iterator[Any]:
     """Yield generated sequences, with records in place of the text that a run puts between them: as long as that."""
     if not tokenizer.is_fast:  # the run refuses it
         return
@@ -135,7 +144,9 @@ def _generated(recipe: Recipe, source: generated.GeneratedDocuments, tokenizer: 
             pose = PoseSequences(recipe.window, recipe.model.target_length, data.pose)
         form = RetrievalForm(recipe.window, pose, data.packing == "single", data.attend_across)
     writer = DocumentWriter(replace(source.options, text=None), tokenizer, None, None)
-    sequences = RetrievalSequences(source, writer, form, samples=SEQUENCES, seed=recipe.trainer_value("seed"))
+    sequences = RetrievalSequences(
+        source, writer, form, samples=SEQUENCES, seed=recipe.trainer_value("seed")
+    )
     yield from (sequences[index] for index in range(SEQUENCES))
 
 

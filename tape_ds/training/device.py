@@ -71,15 +71,27 @@ def check(recipe: Recipe, config: "shape.Config | None") -> list[Problem]:
     asked = stopping.launcher_option("--num_gpus")
     if asked is not None:
         wrong = f"{NO_GPU}: everything would be computed on the CPU"
-        return [Problem("--num_gpus", asked, wrong, f"{remedy} --num_accelerators {asked} --allow_cpu")]
+        return [
+            Problem("--num_gpus", asked, wrong, f"{remedy} --num_accelerators {asked} --allow_cpu")
+        ]
     if config is None or not recipe.trains:
         return []
     try:
         count = shape.total(shape.tensors(shape.sizes(config), shape.TrainedShape()))
-    except (RuntimeError, TypeError) as error:  # torch's words for a tensor of more numbers than it can count
-        wrong = f"{NO_GPU}, and the model's parameters cannot be counted ({str(error).splitlines()[0]})"
+    except (RuntimeError, TypeError) as error:
+        # torch's words for a tensor of more numbers than it can count
+        wrong = (
+            f"{NO_GPU}, and the model's parameters cannot be counted ({str(error).splitlines()[0]})"
+        )
         return [Problem("device", "cpu", wrong, "make the model smaller")]
     if count <= LARGEST:
         return []
     wrong = f"{NO_GPU}, and a model of {count / 1e9:,.1f} B parameters would be trained on the CPU"
-    return [Problem("device", "cpu", wrong, f"{remedy} --allow_cpu; tape-ds plan plans for GPUs that are elsewhere")]
+    return [
+        Problem(
+            "device",
+            "cpu",
+            wrong,
+            f"{remedy} --allow_cpu; tape-ds plan plans for GPUs that are elsewhere",
+        )
+    ]

@@ -91,7 +91,11 @@ def look(output: Path) -> EarlierRun:
     """Return what a run's folder holds; it need not exist."""
     checkpoints = checkpoint.numbered(output)
     markers = {name: content for name in _MARKERS if (content := _marker(output, name)) is not None}
-    is_a_run = bool(markers) or any(_is_sealed(folder) for folder in checkpoints) or _has_run_s_metrics(output)
+    is_a_run = (
+        bool(markers)
+        or any(_is_sealed(folder) for folder in checkpoints)
+        or _has_run_s_metrics(output)
+    )
     files: list[str] = []
     left_over: list[str] = []
     foreign: list[str] = []
@@ -141,19 +145,27 @@ def check_new_start(found: EarlierRun, *, start_anew: bool, trains: bool) -> lis
     # the message about the earlier run names the rest
     if not start_anew:
         named = {*found.files, *found.checkpoints}
-        blocking = [name for name in blocking if name not in named and name.partition("/")[0] not in named]
+        blocking = [
+            name for name in blocking if name not in named and name.partition("/")[0] not in named
+        ]
     if blocking:
         more = ""
         if len(blocking) > SHOWN:
             more = f" and {len(blocking) - SHOWN} more"
-        wrong = f"it holds what no run is known to have written: {', '.join(blocking[:SHOWN])}{more}"
+        wrong = (
+            f"it holds what no run is known to have written: {', '.join(blocking[:SHOWN])}{more}"
+        )
         remedy = "move that out of this folder, or give another output_dir"
         problems.append(Problem("output_dir", place, wrong, remedy))
     if found.holds_something and not start_anew:
         remedies = []
         if found.checkpoints and trains:
             remedies.append("--resume auto to resume it")
-        elif not found.checkpoints and run_folder.FINISHED not in found.markers and found.identity is not None:
+        elif (
+            not found.checkpoints
+            and run_folder.FINISHED not in found.markers
+            and found.identity is not None
+        ):
             remedies.append("--resume auto to begin the same run again")
         problems.append(Problem("output_dir", place, f"it holds {found}", _either(found, remedies)))
     return problems
@@ -205,7 +217,11 @@ def check_same_run(
 
 def _either(found: EarlierRun, remedies: list[str]) -> str:
     """Join remedies with those of any new run."""
-    remedies = [*remedies, *([] if found.foreign else ["--start_anew to remove that"]), "another output_dir"]
+    remedies = [
+        *remedies,
+        *([] if found.foreign else ["--start_anew to remove that"]),
+        "another output_dir",
+    ]
     if len(remedies) > 1:
         return f"{', '.join(remedies[:-1])}, or {remedies[-1]}"
     return remedies[0]
@@ -258,7 +274,9 @@ def _has_run_s_metrics(output: Path) -> bool:
         entries = [json.loads(line) for line in lines]
     except (OSError, ValueError, RecursionError):
         return False
-    return bool(entries) and all(isinstance(entry, dict) and entry.keys() >= _IN_EVERY_LINE for entry in entries)
+    return bool(entries) and all(
+        isinstance(entry, dict) and entry.keys() >= _IN_EVERY_LINE for entry in entries
+    )
 
 
 def _is_sealed(folder: Path) -> bool:

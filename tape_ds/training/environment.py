@@ -63,7 +63,9 @@ def prepare_process() -> None:
         log.setLevel(logging.INFO)
     quieten_libraries()
     # DeepSpeed calls collectives by the names that torch 2.13 deprecates; a recipe cannot change that
-    warnings.filterwarnings("ignore", message=".*torch.distributed.*is deprecated", category=FutureWarning)
+    warnings.filterwarnings(
+        "ignore", message=".*torch.distributed.*is deprecated", category=FutureWarning
+    )
 
 
 def say(text: str) -> None:
@@ -99,7 +101,11 @@ def isolate_trackers(callbacks: Iterable[Any]) -> None:
     for tracker in callbacks:
         if type(tracker).__module__.startswith("transformers.integrations"):
             for event in [name for name in dir(tracker) if name.startswith("on_")]:
-                setattr(tracker, event, functools.partial(call_tracker, tracker, getattr(tracker, event)))
+                setattr(
+                    tracker,
+                    event,
+                    functools.partial(call_tracker, tracker, getattr(tracker, event)),
+                )
 
 
 def call_tracker(tracker: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
@@ -110,7 +116,9 @@ def call_tracker(tracker: Any, call: Callable[..., Any], *args: Any, **kwargs: A
     except Exception as error:
         tracker.has_failed = True
         name = type(tracker).__name__.removesuffix("Callback")
-        say(f"warning: {name} is disabled, training continues: {type(error).__name__}: {redacted(str(error))}")
+        say(
+            f"warning: {name} is disabled, training continues: {type(error).__name__}: {redacted(str(error))}"
+        )
 
 
 def join_process_group(arguments: "TrainingArguments") -> None:

@@ -20,7 +20,15 @@ from tape_ds.resilience import run_lock, stopping
 from tape_ds.resilience.guards import StoppedByGuard
 from tape_ds.resilience.stopping import Stopped, StopRequest
 from tape_ds.resilience.watchdog import Watchdog
-from tape_ds.training import compiled_ops, device, earlier_run, library_checks, model_config, report, run
+from tape_ds.training import (
+    compiled_ops,
+    device,
+    earlier_run,
+    library_checks,
+    model_config,
+    report,
+    run,
+)
 from tape_ds.training.environment import expand_segments, say
 from tape_ds.training.runs import assembly
 
@@ -84,9 +92,13 @@ def execute(prepared: run.Run, stop: StopRequest | None = None) -> int:
     try:
         check_stop()
         work = getattr(prepared.sequences, "documents_read", lambda: 0)
-        with Watchdog(stacks, rank_sync.rank, rank_sync.world, seconds, work=work) as trainer.watchdog:
+        with Watchdog(
+            stacks, rank_sync.rank, rank_sync.world, seconds, work=work
+        ) as trainer.watchdog:
             if prepared.names:
-                trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed.folder))
+                trainer.train(
+                    resume_from_checkpoint=None if resumed is None else str(resumed.folder)
+                )
             else:
                 trainer.go_without_training()
     except Stopped as stopped:
@@ -129,7 +141,12 @@ def execute(prepared: run.Run, stop: StopRequest | None = None) -> int:
             # keep_alive would train from the beginning, to the same end
             exit_codes.leave(ExitCode.USER_ERROR)
         else:
-            run_folder.mark(output, run_folder.FINISHED, trainer.state.global_step, identity=dict(prepared.identity))
+            run_folder.mark(
+                output,
+                run_folder.FINISHED,
+                trainer.state.global_step,
+                identity=dict(prepared.identity),
+            )
     _leave(output, rank_sync)
     if is_unsaved:
         return ExitCode.USER_ERROR
@@ -151,7 +168,9 @@ def _take_folder(prepared: run.Run) -> None:
         if kept := earlier_run.remove(found):
             say(f"kept: {', '.join(kept)}")
     elif (kept_metrics := earlier_run.keep_metrics(output)) is not None:
-        say(f"begun again, there is no checkpoint; the metrics so far are kept in {kept_metrics.name}")
+        say(
+            f"begun again, there is no checkpoint; the metrics so far are kept in {kept_metrics.name}"
+        )
     run_folder.begin(output, 0 if resumed is None else resumed.manifest.step, prepared.identity)
     for marker in (run_folder.FINISHED, run_folder.STOPPED):
         (output / marker).unlink(missing_ok=True)
@@ -163,7 +182,11 @@ def _lost_peer(error: RuntimeError) -> str | None:
     messages = (
         *("Connection closed by peer", "Connection reset by peer"),  # gloo, and the store
         *("recv, got 0 bytes", "Broken pipe"),  # the store, which ends with rank 0
-        *("remote process exited or there was a network error", "Connection closed by remote peer"),  # NCCL
+        # NCCL
+        *(
+            "remote process exited or there was a network error",
+            "Connection closed by remote peer",
+        ),
         *("ncclRemoteError", "Watchdog caught collective operation timeout"),  # torch, of NCCL
         "NCCL communicator was aborted",  # each call after one of these
     )

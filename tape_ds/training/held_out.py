@@ -19,7 +19,8 @@ from transformers import TrainerCallback, TrainerState
 
 from tape_ds import encodings, storage
 from tape_ds.distributed.distributed_map import distributed_map
-from tape_ds.models.llama import TapeForCausalLM, evaluated_at, positions_of
+from tape_ds.models.changed_positions import evaluated_at, positions_of
+from tape_ds.models.llama import TapeForCausalLM
 from tape_ds.models.loading import extendable
 from tape_ds.scoring.losses import Perplexity, bare, score_blocks, score_spans
 from tape_ds.scoring.span_losses import SpanLosses
@@ -79,11 +80,18 @@ class ScoredAround(TrainerCallback):
     def _score(self, model: Any, variants: Variants, state: TrainerState) -> dict[str, Any]:
         first = state.is_world_process_zero
         if first:
-            print(" ".join((self.announcement[0], "; ".join(variants), self.announcement[1])), flush=True)
+            print(
+                " ".join((self.announcement[0], "; ".join(variants), self.announcement[1])),
+                flush=True,
+            )
         found = self.measure(model, variants)
         if first:
             same = self.questions(next(iter(found.values())))
-            kept = {name: each for name, each in self.read(self.file).items() if self.questions(each) == same}
+            kept = {
+                name: each
+                for name, each in self.read(self.file).items()
+                if self.questions(each) == same
+            }
             self.write(self.file, kept | found)
         return found
 
@@ -127,10 +135,14 @@ def loss_by_position(
 
     names = ", ".join(document.name for document in documents)
     announcement = ("scoring", f"on {names} ({documents[0].input_ids_1T.shape[1]} tokens)")
-    return ScoredAround(announcement, before, after, file, measure, questions, read_scores, write_scores, show)
+    return ScoredAround(
+        announcement, before, after, file, measure, questions, read_scores, write_scores, show
+    )
 
 
-def score_variants(model: Model, documents: Sequence[EvalDocument], variants: Variants, span: int) -> Scores:
+def score_variants(
+    model: Model, documents: Sequence[EvalDocument], variants: Variants, span: int
+) -> Scores:
     """Score every document under every variant; every rank must call it and gets all results. Under ZeRO-3 documents
     have equal lengths, since all ranks gather the same weights together."""
 
@@ -176,7 +188,10 @@ def computing_as(model: Model, variant: Variant, length: int) -> Iterator[None]:
 
 
 def write_scores(path: Path, scores: Scores) -> None:
-    plain = {variant: {name: losses.to_dict() for name, losses in part.items()} for variant, part in scores.items()}
+    plain = {
+        variant: {name: losses.to_dict() for name, losses in part.items()}
+        for variant, part in scores.items()
+    }
     storage.write_json(path, plain)
 
 

@@ -24,7 +24,17 @@ from tape_ds.fields import FIXED, FREE, RISKY
 from tape_ds.models.files import weight_files
 
 COMPUTING = (
-    *("accelerate", "deepspeed", "flash-attn", "liger-kernel", "peft", "python", "tape_ds", "torch", "transformers"),
+    *(
+        "accelerate",
+        "deepspeed",
+        "flash-attn",
+        "liger-kernel",
+        "peft",
+        "python",
+        "tape_ds",
+        "torch",
+        "transformers",
+    ),
     *("bitsandbytes", "triton"),
 )
 """Packages another version of which may compute other numbers."""
@@ -62,7 +72,10 @@ class Difference:
 
 
 def collect(
-    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, fingerprints: Mapping[str, str], base: str | Path | None = None
+    recipe: Recipe,
+    tokenizer: PreTrainedTokenizerBase,
+    fingerprints: Mapping[str, str],
+    base: str | Path | None = None,
 ) -> dict[str, Any]:
     """Return the identity of a run as plain values; ``fingerprints`` of its training data by spec, ``base`` the folder
     of its pretrained model."""

@@ -15,7 +15,11 @@ from transformers import Trainer, get_scheduler
 from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 from transformers.trainer_utils import SchedulerType
 from transformers.training_args import OptimizerNames
-from transformers.utils import is_torch_bf16_gpu_available, is_torch_cuda_available, is_torch_tf32_available
+from transformers.utils import (
+    is_torch_bf16_gpu_available,
+    is_torch_cuda_available,
+    is_torch_tf32_available,
+)
 
 from tape_ds.config import trainer
 from tape_ds.config.recipe import Recipe
@@ -53,8 +57,13 @@ def check(recipe: Recipe) -> list[Problem]:
             each = given.split(",") if given else []
             # transformers passes over what it does not know
             for index, argument in enumerate(each):
-                if _optimizer_of(recipe, name, ",".join(each[:index] + each[index + 1 :])) == (kind, settings):
-                    found.append(Problem("optim_args", argument, f"changes nothing of {name}", "remove it"))
+                if _optimizer_of(recipe, name, ",".join(each[:index] + each[index + 1 :])) == (
+                    kind,
+                    settings,
+                ):
+                    found.append(
+                        Problem("optim_args", argument, f"changes nothing of {name}", "remove it")
+                    )
 
     backend = recipe.trainer_value("torch_compile_backend")
     mode = recipe.trainer_value("torch_compile_mode")
@@ -66,7 +75,11 @@ def check(recipe: Recipe) -> list[Problem]:
     options = recipe.trainer_value("activation_checkpointing_kwargs")
     if options and recipe.trainer_value("activation_checkpointing"):
         try:
-            checkpoint(torch.nn.Identity(), torch.zeros(1, requires_grad=True), **{"use_reentrant": False} | options)
+            checkpoint(
+                torch.nn.Identity(),
+                torch.zeros(1, requires_grad=True),
+                **{"use_reentrant": False} | options,
+            )
         except Exception as error:  # as of a schedule
             remedy = "see torch.utils.checkpoint.checkpoint"
             found.append(Problem("activation_checkpointing_kwargs", options, str(error), remedy))
@@ -75,9 +88,19 @@ def check(recipe: Recipe) -> list[Problem]:
     if not recipe.elsewhere:
         on_gpu = recipe.chosen_cpu is None and is_torch_cuda_available()
         if recipe.trainer_value("tf32") and not is_torch_tf32_available():
-            found.append(Problem("tf32", True, "there is no GPU here that has it (Ampere or newer)", "remove it"))
-        if recipe.trainer_value("torch_compile") and on_gpu and (reason := jit.no_compiler()) is not None:
-            found.append(Problem("torch_compile", True, reason, "install it, or remove torch_compile"))
+            found.append(
+                Problem(
+                    "tf32", True, "there is no GPU here that has it (Ampere or newer)", "remove it"
+                )
+            )
+        if (
+            recipe.trainer_value("torch_compile")
+            and on_gpu
+            and (reason := jit.no_compiler()) is not None
+        ):
+            found.append(
+                Problem("torch_compile", True, reason, "install it, or remove torch_compile")
+            )
         if recipe.trainer_value("bf16") and on_gpu and not is_torch_bf16_gpu_available():
             wrong = "the GPU here does not have it (Ampere or newer)"
             found.append(Problem("bf16", True, wrong, "give fp16: true instead"))
@@ -102,26 +125,41 @@ def check_schedule(recipe: Recipe, steps: int) -> list[Problem]:
     given = recipe.trainer_value("lr_scheduler_kwargs") or {}
     warmup = warmup_steps(recipe.trainer_value("warmup_steps"), steps)
     parameters = inspect.signature(TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(name)]).parameters
-    takes = parameters.keys() - {"optimizer", "num_warmup_steps", "num_training_steps", "last_epoch"}
+    takes = parameters.keys() - {
+        "optimizer",
+        "num_warmup_steps",
+        "num_training_steps",
+        "last_epoch",
+    }
     found = []
     # some schedules ignore what they do not take
     for each in given.keys() - takes:
         remedy = did_you_mean(each, takes) if takes else "remove it"
-        found.append(Problem(f"lr_scheduler_kwargs.{each}", given[each], f"no argument of {name}", remedy))
+        found.append(
+            Problem(f"lr_scheduler_kwargs.{each}", given[each], f"no argument of {name}", remedy)
+        )
     decay = given.get("num_decay_steps")
     if isinstance(decay, int) and "num_stable_steps" not in given and warmup + decay > steps:
         wrong = f"with a warm-up of {warmup:,} it is longer than the run: max_steps = {steps:,}"
-        found.append(Problem("lr_scheduler_kwargs.num_decay_steps", decay, wrong, "give fewer, or more max_steps"))
+        found.append(
+            Problem(
+                "lr_scheduler_kwargs.num_decay_steps", decay, wrong, "give fewer, or more max_steps"
+            )
+        )
     if found:
         return found
     try:
-        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=recipe.trainer_value("learning_rate"))
+        optimizer = torch.optim.SGD(
+            [torch.nn.Parameter(torch.zeros(1))], lr=recipe.trainer_value("learning_rate")
+        )
         schedule: Any = get_scheduler(name, optimizer, warmup, steps, given)
         spread = range(0, steps, -(-steps // LOOKED_AT))
         looked_at = sorted({*spread, 1, warmup - 1, warmup, warmup + 1, steps - 1, steps})
         factors = {step: schedule.lr_lambdas[0](step) for step in looked_at if 0 <= step <= steps}
         outside = {
-            step: each for step, each in factors.items() if isinstance(each, complex) or not -1e-9 <= each <= 1 + 1e-9
+            step: each
+            for step, each in factors.items()
+            if isinstance(each, complex) or not -1e-9 <= each <= 1 + 1e-9
         }
         wrong = ""
         if outside:
@@ -131,7 +169,8 @@ def check_schedule(recipe: Recipe, steps: int) -> list[Problem]:
             wrong = "the rate is 0 at every step"
     except ZeroDivisionError:
         wrong = "no step is left to decay in"
-    except Exception as error:  # a schedule is a library's own function, and raises whatever it meets
+    except Exception as error:
+        # a schedule is a library's own function, and raises whatever it meets
         wrong = str(error)
     where = "over epochs"
     if steps < UNKNOWN:

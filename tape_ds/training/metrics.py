@@ -34,7 +34,17 @@ def memory_bytes(device: torch.device) -> int:
     return psutil.Process().memory_info().rss
 
 
-_IN_PLACE = ("step", "loss", "grad_norm", "lr", "tokens_per_second", "mfu", "memory_bytes", "eta_seconds", "skipped")
+_IN_PLACE = (
+    "step",
+    "loss",
+    "grad_norm",
+    "lr",
+    "tokens_per_second",
+    "mfu",
+    "memory_bytes",
+    "eta_seconds",
+    "skipped",
+)
 
 
 def line(metrics: Mapping[str, Any], total_steps: int) -> str:

@@ -45,7 +45,8 @@ def extended(recipe: ExtensionRecipe, base: BaseModel, tokenizer: Any = NO_TOKEN
         return extendable.configure(
             base.config,
             position_encoding=model.position_encoding,
-            position_options=encodings.options_for(model.position_encoding, given, tokenizer) or None,
+            position_options=encodings.options_for(model.position_encoding, given, tokenizer)
+            or None,
             state_dtype=model.state_dtype,
             attention_backend=model.attention_backend,
             max_position_embeddings=target,
@@ -58,7 +59,10 @@ def extended(recipe: ExtensionRecipe, base: BaseModel, tokenizer: Any = NO_TOKEN
 def position_options(recipe: ExtensionRecipe, native: PreTrainedConfig) -> dict[str, Any]:
     """Return the recipe's options, with the method's; without any, those of a base that has this very encoding."""
     model = recipe.model
-    if not model.position_options and getattr(native, "position_encoding", None) == model.position_encoding:
+    if (
+        not model.position_options
+        and getattr(native, "position_encoding", None) == model.position_encoding
+    ):
         return encodings.kept_options(native)
     chosen = recipe.position_options
     length = native.max_position_embeddings
@@ -86,7 +90,9 @@ def require_fit(recipe: Recipe, base: BaseModel) -> None:
             method = recipe.method
             found += _only_rope(recipe, native)
             if method.train_router and not base.shape.has_router:
-                found.append(Problem("train_router", True, f"a {family} has no router", "remove it"))
+                found.append(
+                    Problem("train_router", True, f"a {family} has no router", "remove it")
+                )
             if method.chosen.grouped:
                 wrong = f"a {family} does not attend in groups"
                 found.append(Problem("method", method.method, wrong, "method: lora"))
@@ -94,11 +100,15 @@ def require_fit(recipe: Recipe, base: BaseModel) -> None:
                 wrong = f"a {family} changes what its head gives, and the divergence is of heads"
                 found.append(Problem("distill", True, wrong, "leave it out"))
         if recipe.model.liger == "on":
-            found.append(Problem("liger", "on", f"Liger's kernels do not support a {family}", "liger: auto"))
+            found.append(
+                Problem("liger", "on", f"Liger's kernels do not support a {family}", "liger: auto")
+            )
         if recipe.memory.mlp_tiles > 1:
             wrong = f"the feed-forward of a {family} cannot be tiled"
             found.append(Problem("mlp_tiles", recipe.memory.mlp_tiles, wrong, "leave it out"))
-        if recipe.trainer_value("activation_checkpointing") and not decoder_configuration.recomputes(native):
+        if recipe.trainer_value(
+            "activation_checkpointing"
+        ) and not decoder_configuration.recomputes(native):
             wrong = f"the layers of a {family} cannot be recomputed"
             found.append(Problem("activation_checkpointing", True, wrong, "give false"))
         if (size := recipe.scale.sequence_parallel_size) > 1:
@@ -126,13 +136,23 @@ def _only_rope(recipe: ExtensionRecipe, native: PreTrainedConfig) -> Iterator[Pr
         if "position_encoding" in recipe.given:
             own = f"position_encoding: {PLAIN}"
             remedy = own if method.chosen.encoding == PLAIN else f"method: lora and {own}"
-        yield Problem("position_encoding", model.position_encoding, decoder_configuration.only_rope(native), remedy)
+        yield Problem(
+            "position_encoding",
+            model.position_encoding,
+            decoder_configuration.only_rope(native),
+            remedy,
+        )
     if model.position_options:
         wrong = f"a {native.model_type} has none"
         yield Problem("position_options", model.position_options, wrong, "position_options: {}")
     if model.state_dtype:
         wrong = f"a {native.model_type} has no position state"
-        yield Problem("state_dtype", model.state_dtype, wrong, "remove it (where a base has it: state_dtype: null)")
+        yield Problem(
+            "state_dtype",
+            model.state_dtype,
+            wrong,
+            "remove it (where a base has it: state_dtype: null)",
+        )
 
 
 def linear_maps(base: BaseModel) -> Mapping[str, bool]:
@@ -151,7 +171,9 @@ def with_targets(recipe: ExtensionRecipe, base: BaseModel) -> ExtensionRecipe:
     return replace(recipe, method=method, given=recipe.given | {"lora_targets"})
 
 
-def finetuned(recipe: FinetuningRecipe, native: PreTrainedConfig, longest: int | None = None) -> Config:
+def finetuned(
+    recipe: FinetuningRecipe, native: PreTrainedConfig, longest: int | None = None
+) -> Config:
     """Return the configuration of a fine-tuned model, which keeps its encoding and its RoPE parameters.
 
     ``max_position_embeddings`` becomes ``longest``, the tokens of the longest text (None: as many as the recipe
@@ -244,4 +266,6 @@ def planned_base(model: str) -> BaseModel:
         return BaseModel(model, "", extendable.read(path.parent))
     if model.endswith(".gguf"):
         return BaseModel(model, "", extendable.read_gguf(paths.of(model)))
-    return BaseModel(model, "", extendable.read(model_folder.find_folder(model, with_weights=False)))
+    return BaseModel(
+        model, "", extendable.read(model_folder.find_folder(model, with_weights=False))
+    )

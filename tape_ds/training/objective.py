@@ -101,7 +101,9 @@ class LongCE(Weighted):
     of them.
     """
 
-    def __init__(self, settings: TargetWeights, rank_sync: RankSync, group: RankGroup | None, *, alike: bool):
+    def __init__(
+        self, settings: TargetWeights, rank_sync: RankSync, group: RankGroup | None, *, alike: bool
+    ):
         """
         Args:
             settings: of the recipe.
@@ -129,7 +131,9 @@ class LongCE(Weighted):
         """
         short = self.settings.longce_short
         stride = self.settings.longce_stride
-        ids_BT, documents_BT, labels_BT = (inputs[name] for name in ("input_ids", "document_ids", "labels"))
+        ids_BT, documents_BT, labels_BT = (
+            inputs[name] for name in ("input_ids", "document_ids", "labels")
+        )
         positions_BT = inputs["position_ids"].expand_as(ids_BT)
         tokens = ids_BT.shape[1]
         length = min(short + stride, tokens)
@@ -151,30 +155,42 @@ class LongCE(Weighted):
                 places_ML = begins_M1 + torch.arange(length, device=ids_BT.device)
                 beyond_ML = places_ML >= tokens
                 places_ML = places_ML.clamp(max=tokens - 1)
-                targets_ML = labels_BT[rows_M1, places_ML].masked_fill(beyond_ML, IGNORED)[:, short:]
+                targets_ML = labels_BT[rows_M1, places_ML].masked_fill(beyond_ML, IGNORED)[
+                    :, short:
+                ]
                 hidden_MLD = model.decode(
                     input_ids=ids_BT[rows_M1, places_ML],
                     position_ids=positions_BT[rows_M1, places_ML],
                     document_ids=documents_BT[rows_M1, places_ML].masked_fill(beyond_ML, PADDING),
                     use_cache=False,
                 ).last_hidden_state
-                losses_ML = model.separate_losses(hidden_MLD[:, short - 1 : -1].contiguous(), targets_ML)
+                losses_ML = model.separate_losses(
+                    hidden_MLD[:, short - 1 : -1].contiguous(), targets_ML
+                )
                 inside_ML = ~beyond_ML[:, short:]
                 rows_ML = rows_M1.expand_as(places_ML)[:, short:]
-                found_BT[rows_ML[inside_ML], places_ML[:, short:][inside_ML]] = losses_ML[inside_ML].float()
+                found_BT[rows_ML[inside_ML], places_ML[:, short:][inside_ML]] = losses_ML[
+                    inside_ML
+                ].float()
         if self.group is not None:
             # a label outside of a process's short sequences is 0 there
             found_BT = self.group.sum(found_BT.masked_fill(~gains_BT, 0))
         return torch.where(gains_BT, found_BT, torch.nan)
 
 
-def gaining(documents_BT: Tensor, labels_BT: Tensor, short: int, stride: int) -> tuple[Tensor, Tensor]:
+def gaining(
+    documents_BT: Tensor, labels_BT: Tensor, short: int, stride: int
+) -> tuple[Tensor, Tensor]:
     """Return which labels have more context than the short one, bool [B, T], and for the short contexts of these, each
     once, the row and the place where it begins, int64 [M, 2]. A short context begins at the last multiple of ``stride``
     that is ``short`` tokens or more before its label."""
     places_T = torch.arange(documents_BT.shape[1], device=documents_BT.device)
     begins_T = (places_T - short).div(stride, rounding_mode="floor") * stride
-    gains_BT = (labels_BT != IGNORED) & (places_T >= short) & (left_context(documents_BT) > places_T - begins_T)
+    gains_BT = (
+        (labels_BT != IGNORED)
+        & (places_T >= short)
+        & (left_context(documents_BT) > places_T - begins_T)
+    )
     rows_N, labels_N = gains_BT.nonzero(as_tuple=True)
     return gains_BT, torch.stack((rows_N, begins_T[labels_N]), dim=1).unique(dim=0)
 

@@ -32,10 +32,14 @@ class ParameterGroup:
     weight_decay: float
 
     def __str__(self) -> str:
-        return f"{self.kind}: learning rate {self.learning_rate:g}, weight decay {self.weight_decay:g}"
+        return (
+            f"{self.kind}: learning rate {self.learning_rate:g}, weight decay {self.weight_decay:g}"
+        )
 
 
-def divide(model: nn.Module, arguments: TrainingArguments, optimization: Optimization) -> list[ParameterGroup]:
+def divide(
+    model: nn.Module, arguments: TrainingArguments, optimization: Optimization
+) -> list[ParameterGroup]:
     """Return the groups of trained parameters, position parameters last; none is empty."""
     found: dict[str, dict[str, nn.Parameter]] = {MATRICES: {}, VECTORS: {}, POSITIONS: {}}
     positions = position_parameters(model)
@@ -52,14 +56,23 @@ def divide(model: nn.Module, arguments: TrainingArguments, optimization: Optimiz
         ParameterGroup(MATRICES, found[MATRICES], rate, arguments.weight_decay),
         ParameterGroup(VECTORS, found[VECTORS], rate, 0.0),
         ParameterGroup(
-            POSITIONS, found[POSITIONS], optimization.position_rate(rate), optimization.position_weight_decay
+            POSITIONS,
+            found[POSITIONS],
+            optimization.position_rate(rate),
+            optimization.position_weight_decay,
         ),
     )
     return [group for group in groups if group.parameters]
 
 
-def for_optimizer(model: nn.Module, arguments: TrainingArguments, optimization: Optimization) -> list[dict[str, Any]]:
+def for_optimizer(
+    model: nn.Module, arguments: TrainingArguments, optimization: Optimization
+) -> list[dict[str, Any]]:
     return [
-        {"params": [*group.parameters.values()], "lr": group.learning_rate, "weight_decay": group.weight_decay}
+        {
+            "params": [*group.parameters.values()],
+            "lr": group.learning_rate,
+            "weight_decay": group.weight_decay,
+        }
         for group in divide(model, arguments, optimization)
     ]

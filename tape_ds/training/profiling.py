@@ -47,7 +47,11 @@ class StepProfiler(TrainerCallback):
         self._profiler = torch.profiler.profile(
             activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_cuda,
             schedule=schedule(
-                skip_first=before - warmup, wait=0, warmup=warmup, active=self.profile.profile_steps, repeat=1
+                skip_first=before - warmup,
+                wait=0,
+                warmup=warmup,
+                active=self.profile.profile_steps,
+                repeat=1,
             ),
             on_trace_ready=self._store,
             record_shapes=True,
@@ -64,7 +68,9 @@ class StepProfiler(TrainerCallback):
         if self._profiler is not None:
             self._end()
             if not self.recorded:
-                say(f"rank {self.rank} recorded no profile: the run ended before step {self.profile.profile_start}")
+                say(
+                    f"rank {self.rank} recorded no profile: the run ended before step {self.profile.profile_start}"
+                )
 
     def _end(self) -> None:
         assert self._profiler is not None
@@ -82,7 +88,9 @@ class StepProfiler(TrainerCallback):
             self.folder.mkdir(parents=True, exist_ok=True)
             profiler.export_chrome_trace(str(path))
             if self.trainer.args.device.type == "cuda":
-                torch.cuda.memory._dump_snapshot(str(self.folder / f"memory_rank{self.rank}.pickle"))
+                torch.cuda.memory._dump_snapshot(
+                    str(self.folder / f"memory_rank{self.rank}.pickle")
+                )
             text = f"profile of rank {self.rank}: {path}\n\n{summarise(profiler)}"
             storage.write_text(self.folder / f"summary_rank{self.rank}.md", text + "\n")
         except OSError as error:

@@ -32,7 +32,9 @@ def begin(run: Run) -> results.Result:
     # the kind's own rows: model and encoding come first, the others after what is trained
     of_kind = run.outline()
     rows = {"model": of_kind.pop("model"), "encoding": of_kind.pop("encoding")}
-    rows["method"] = f"{run.method}: {trained / 1e6:,.3f} M parameters trained ({trained / total:.2%})"
+    rows["method"] = (
+        f"{run.method}: {trained / 1e6:,.3f} M parameters trained ({trained / total:.2%})"
+    )
     # without the names that peft puts around the model's own
     names = tuple(name.removeprefix("base_model.model.") for name in run.names)
     rows["trained"] = summarise(names) or "nothing"
@@ -69,9 +71,13 @@ def _batch(run: Run) -> str:
     tokens = f"{run.most_tokens:,} tokens"
     if run.mean_tokens != run.most_tokens:
         tokens = f"{run.mean_tokens:,} tokens in the mean (at most {run.most_tokens:,})"
-    micro_batches = f"{arguments.per_device_train_batch_size} per device x {layout.data} {layout.readers}"
+    micro_batches = (
+        f"{arguments.per_device_train_batch_size} per device x {layout.data} {layout.readers}"
+    )
     steps = f"{arguments.gradient_accumulation_steps} accumulation"
-    whole = f"{recipe.global_batch_size} sequences x {tokens} = {run.tokens_per_step:,} tokens a step"
+    whole = (
+        f"{recipe.global_batch_size} sequences x {tokens} = {run.tokens_per_step:,} tokens a step"
+    )
     return f"{whole} ({micro_batches} x {steps})"
 
 
@@ -126,7 +132,9 @@ def conclude(run: Run, trainer: TapeTrainer, started: results.Result) -> None:
         **run.figures(),
     }
     if run.bad_rows.problems:
-        figures["bad_rows"] = [redacted(f"{row.value}: {row.wrong}") for row in run.bad_rows.problems]
+        figures["bad_rows"] = [
+            redacted(f"{row.value}: {row.wrong}") for row in run.bad_rows.problems
+        ]
         print(f"left out of the data: {run.bad_rows}")
     if isinstance(run.sequences, MixedSequences):
         by_source = run.sequences.tokens(trainer.state.global_step * run.recipe.global_batch_size)
@@ -148,7 +156,10 @@ def conclude(run: Run, trainer: TapeTrainer, started: results.Result) -> None:
     run.show()
     pictures = ", ".join(sorted(file.name for file in folder.glob("*.png"))) or "none"
     print(f"results: {folder}, pictures: {pictures}\ntrained weights: {run.output / TRAINED}")
-    print(f"a page of all this: tape-ds evaluate report {run.output} --output {run.output / 'page'}", flush=True)
+    print(
+        f"a page of all this: tape-ds evaluate report {run.output} --output {run.output / 'page'}",
+        flush=True,
+    )
 
 
 def mean_speed(history: Sequence[Mapping[str, float]]) -> float | None:

@@ -36,7 +36,9 @@ class Retrieval:
     file: Path
     show: Callable[[Asked], None]
 
-    def around(self, tokenizer: PreTrainedTokenizerBase, before: Variants, after: Variants) -> ScoredAround:
+    def around(
+        self, tokenizer: PreTrainedTokenizerBase, before: Variants, after: Variants
+    ) -> ScoredAround:
         """Return the callback that asks."""
         kind = self.kind
         cells = questions.grouped(self.questions, attrgetter(*kind.cell))
@@ -52,7 +54,9 @@ class Retrieval:
                     with computing_as(model, variant, asked[0].length):
                         rows = distributed_map(answer, asked)
                     place = {field: getattr(asked[0], field) for field in kind.cell}
-                    found[name].append({"variant": name, **place, **kind.counts(rows), "replies": rows})
+                    found[name].append(
+                        {"variant": name, **place, **kind.counts(rows), "replies": rows}
+                    )
             return found
 
         def asked_of(found: list[Row]) -> Any:
@@ -62,9 +66,16 @@ class Retrieval:
                 of_cells.append([[row[name] for name in kind.cell], own])
             return of_cells
 
-        lengths = ", ".join(f"{length:,}" for length in sorted({question.length for question in self.questions}))
-        announcement = ("asking", f"{kind.announced.format(len(self.questions))} in prompts of {lengths} tokens")
-        return ScoredAround(announcement, before, after, self.file, measure, asked_of, read, write, self.show)
+        lengths = ", ".join(
+            f"{length:,}" for length in sorted({question.length for question in self.questions})
+        )
+        announcement = (
+            "asking",
+            f"{kind.announced.format(len(self.questions))} in prompts of {lengths} tokens",
+        )
+        return ScoredAround(
+            announcement, before, after, self.file, measure, asked_of, read, write, self.show
+        )
 
     def read(self) -> Asked:
         if self.questions:
@@ -84,8 +95,14 @@ def draw_ruler(tokenizer: PreTrainedTokenizerBase, asked: RulerScores) -> list[R
     found = []
     per_text = dict.fromkeys(asked.ruler_tasks, 1)
     with collecting(problems, "ruler_{}"):
-        raise_if_any(ruler_questions.check(per_text, lengths, samples, tokenizer, texts, ruler_questions.HAYSTACK))
-        found = ruler_questions.draw_all(Generators(lambda: texts), per_text, tokenizer, lengths, samples)
+        raise_if_any(
+            ruler_questions.check(
+                per_text, lengths, samples, tokenizer, texts, ruler_questions.HAYSTACK
+            )
+        )
+        found = ruler_questions.draw_all(
+            Generators(lambda: texts), per_text, tokenizer, lengths, samples
+        )
     raise_if_any(problems)
     return [question for drawn in found for question in drawn.questions]
 

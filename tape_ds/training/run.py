@@ -127,7 +127,9 @@ class Run(ABC):
         """Return the fingerprint of each source of training data, with ``held_out`` of evaluation data too, by spec."""
         data = self.recipe.data
         specs = weights.specs_of(data.train_data) if self.recipe.trains or held_out else []
-        return {spec: sources.parse(spec).fingerprint() for spec in [*specs, *data.eval_data * held_out]}
+        return {
+            spec: sources.parse(spec).fingerprint() for spec in [*specs, *data.eval_data * held_out]
+        }
 
     @property
     def output(self) -> Path:
@@ -139,7 +141,11 @@ class Run(ABC):
 
     @functools.cached_property
     def record(self) -> TrainedRecord:
-        origin = {"base": None} if self.base is None else trained.origin(self.base.name, self.base.folder)
+        origin = (
+            {"base": None}
+            if self.base is None
+            else trained.origin(self.base.name, self.base.folder)
+        )
         return TrainedRecord(**origin, method=self.method, names=self.names)
 
     @property
@@ -184,7 +190,10 @@ class Run(ABC):
     def rates(self) -> str:
         """A line for each of the optimizer's groups of parameters: its size and how it is stepped."""
         groups = parameter_groups.divide(self.model, self.arguments, self.recipe.optimization)
-        return "\n".join(f"{group}, of {sum(map(_numel, group.parameters.values())):,} numbers" for group in groups)
+        return "\n".join(
+            f"{group}, of {sum(map(_numel, group.parameters.values())):,} numbers"
+            for group in groups
+        )
 
 
 def _numel(parameter: nn.Parameter) -> int:
@@ -216,9 +225,13 @@ def sample_count(recipe: Recipe, sequences: int) -> int:
     """Return samples that the run consumes: of its steps, or of its epochs over ``sequences``, in whole steps."""
     steps = recipe.trainer_value("max_steps")
     if steps <= 0:
-        steps = math.ceil(recipe.trainer_value("num_train_epochs") * sequences / recipe.global_batch_size)
+        steps = math.ceil(
+            recipe.trainer_value("num_train_epochs") * sequences / recipe.global_batch_size
+        )
         problems = library_checks.check_schedule(recipe, steps) if steps else []
-        raise_if_any([*problems, *recipe.averaging.check_saves(steps, recipe.trainer_value("save_steps"))])
+        raise_if_any(
+            [*problems, *recipe.averaging.check_saves(steps, recipe.trainer_value("save_steps"))]
+        )
     return int(steps * recipe.global_batch_size)
 
 
@@ -231,7 +244,9 @@ def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
     keep_trackers_in(output, resumed=run.resumed is not None)
     use_liger(run)
     # Under ZeRO-3, gather a layer's experts as one: which of them a rank calls depends on its tokens.
-    experts = {run.model.get_submodule(path.rpartition(".")[0]) for path in decoder.routers(run.model)}
+    experts = {
+        run.model.get_submodule(path.rpartition(".")[0]) for path in decoder.routers(run.model)
+    }
     if experts and recipe.deepspeed is not None and deepspeed_config.stage(recipe.deepspeed) == 3:
         set_z3_leaf_modules(run.model, list({type(module) for module in experts}))
     # the sequences hold every epoch already; the trainer would otherwise run its epochs over all of them
@@ -239,7 +254,9 @@ def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
     arguments.warmup_steps = library_checks.warmup_steps(arguments.warmup_steps, max(1, run.steps))
 
     total, trains = run.parameter_counts
-    flops = training_flops_per_token(run.config, run.mean_tokens, trains / total, attention_span=run.attention_span)
+    flops = training_flops_per_token(
+        run.config, run.mean_tokens, trains / total, attention_span=run.attention_span
+    )
     trainer = TapeTrainer(
         record=run.record,
         tokens_per_step=run.tokens_per_step,
@@ -254,7 +271,9 @@ def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
         model=run.model,
         args=arguments,
         train_dataset=run.sequences,
-        data_collator=functools.partial(collate, pad_token_id=run.tokenizer.pad_token_id or 0, weigh=run.exact_weights),
+        data_collator=functools.partial(
+            collate, pad_token_id=run.tokenizer.pad_token_id or 0, weigh=run.exact_weights
+        ),
         processing_class=run.tokenizer,
     )
     for callback in list(trainer.callback_handler.callbacks):
@@ -269,7 +288,9 @@ def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
         trainer.add_callback(StepProfiler(trainer, recipe.profile, output))
     if run.names and recipe.averaging.average_last is not None:
         trainer.add_callback(AverageLast(trainer, output, recipe.averaging.average_last))
-    trainer.add_callback(SaveTrained(trainer, output / TRAINED, outdated=output / RESULTS / "run.json"))
+    trainer.add_callback(
+        SaveTrained(trainer, output / TRAINED, outdated=output / RESULTS / "run.json")
+    )
     if run.names and encodings.without_updates(run.config):
         reasons = [str(problem) for problem in inspection.check(run.config)]
         if recipe.scale.tensor_parallel_size > 1:
@@ -296,4 +317,6 @@ def use_liger(run: Run) -> None:
     reason = liger.why_not(run.arguments.device)
     assert choice != "on" or reason is None, "checked with the recipe"
     if choice != "off" and reason is None:
-        logger.info("Liger's kernels in place of: %s", ", ".join(liger_forwards.use_liger(run.model)))
+        logger.info(
+            "Liger's kernels in place of: %s", ", ".join(liger_forwards.use_liger(run.model))
+        )

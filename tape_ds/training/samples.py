@@ -46,7 +46,12 @@ class WriteSamples(TrainerCallback):
                 board.add_text(f"{NAME}/{number}", f"    {prompt}|{text}", step)
         if wandb is not None and wandb.run is not None:
             rows = [[step, prompt, text] for prompt, text in pairs]
-            wandb.log({NAME: wandb.Table(columns=["step", "prompt", "text"], data=rows), "train/global_step": step})
+            wandb.log(
+                {
+                    NAME: wandb.Table(columns=["step", "prompt", "text"], data=rows),
+                    "train/global_step": step,
+                }
+            )
 
     def write(self, model: Any) -> list[str]:
         ends = ends_of(model, self.tokenizer)
@@ -57,6 +62,8 @@ class WriteSamples(TrainerCallback):
             for prompt in self.asked.sample_prompts:
                 self.trainer.beat("scoring")
                 ids = prompt_ids(prompt, self.tokenizer)
-                (new,) = continue_prompts(model, [ids], new_tokens=self.asked.sample_tokens, ends=ends)
+                (new,) = continue_prompts(
+                    model, [ids], new_tokens=self.asked.sample_tokens, ends=ends
+                )
                 texts.append(self.tokenizer.decode(new))
         return texts

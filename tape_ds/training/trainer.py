@@ -9,25 +9,19 @@ report together.
 
 import functools
 import math
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import DeepSpeedSchedulerWrapper, DummyOptim
-from deepspeed.checkpoint.constants import (
-    UNIVERSAL_CHECKPOINT_INFO,
-    UNIVERSAL_CHECKPOINT_VERSION_KEY,
-    UNIVERSAL_CHECKPOINT_VERSION_VALUE,
-)
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, set_seed
 from transformers.trainer import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 
 from tape_ds import results, run_folder, storage
-from tape_ds.checkpoint import engine_state, load, saving, trained
+from tape_ds.checkpoint import load, saving, trained
 from tape_ds.checkpoint.saving import Saver
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.config.sections import Optimization, Safety
@@ -42,12 +36,13 @@ from tape_ds.distributed.ulysses import use_sequence_parallel
 from tape_ds.methods.distillation import Teacher
 from tape_ds.methods.prepare import assert_trainable
 from tape_ds.resilience import guards
-from tape_ds.resilience.guards import NonFinite, SkipCounter, StoppedByGuard
-from tape_ds.resilience.spikes import Spike, SpikeDetector
+from tape_ds.resilience.guards import StoppedByGuard
 from tape_ds.resilience.stopping import Stopped, StopRequest, shield_worker, take_save_request
 from tape_ds.resilience.watchdog import Watchdog
 from tape_ds.training import metrics, objective, parameter_groups
 from tape_ds.training.environment import say
+from tape_ds.training.step_clock import StepClock
+from tape_ds.training.step_guards import StepGuards
 
 _WITHIN = ("data", "forward", "backward", "step")
 
@@ -114,13 +109,25 @@ class TapeTrainer(Trainer):
         # saving and resuming
         output = Path(self.args.output_dir)
         plugin = getattr(self.args, "hf_deepspeed_config", None)
-        stage = None if plugin is None else int(plugin.config.get("zero_optimization", {}).get("stage", 0))
-        self.objective = objective.choose(teacher, target_weights, self.rank_sync, group, alike=stage == 3)
-        about: dict[str, Any] = {"processes": self.rank_sync.world, "stage": stage, "tensor": self.layout.tensor}
+        stage = (
+            None
+            if plugin is None
+            else int(plugin.config.get("zero_optimization", {}).get("stage", 0))
+        )
+        self.objective = objective.choose(
+            teacher, target_weights, self.rank_sync, group, alike=stage == 3
+        )
+        about: dict[str, Any] = {
+            "processes": self.rank_sync.world,
+            "stage": stage,
+            "tensor": self.layout.tensor,
+        }
         about |= {"identity": dict(identity or {}), "versions": results.versions()}
         keep = {"limit": self.args.save_total_limit, "every": self.safety.keep_every}
         keep |= {"steps": tuple(self.safety.keep_steps)}
-        self.saver = Saver(output, self.rank_sync, about, keep, say=say, background=self.safety.async_save)
+        self.saver = Saver(
+            output, self.rank_sync, about, keep, say=say, background=self.safety.async_save
+        )
         self.saved: Path | None = None
         """The checkpoint of the last save, if it was committed."""
         self._save_name: str | None = None
@@ -131,19 +138,21 @@ class TapeTrainer(Trainer):
         file = output / run_folder.NONFINITE if self.rank_sync.rank == 0 else None
 
         def samples_of(step: int, rank: int) -> list[int]:
-            sizes = {"micro_batch": self.args.per_device_train_batch_size, "world": self.layout.data}
-            return guards.samples_of_step(step, self.layout.data_rank(rank), global_batch=self._step_samples, **sizes)
+            sizes = {
+                "micro_batch": self.args.per_device_train_batch_size,
+                "world": self.layout.data,
+            }
+            return guards.samples_of_step(
+                step, self.layout.data_rank(rank), global_batch=self._step_samples, **sizes
+            )
 
-        self.nonfinite = NonFinite(self.safety.nonfinite_limit, file, samples_of)
-        self.spikes = SpikeDetector(self.safety.spike_sigma, self.safety.spike_window)
+        def say_once(text: str) -> None:
+            if self.rank_sync.rank == 0:
+                say(text)
+
+        self.guards = StepGuards(self.safety, file, samples_of, say_once)
         self.watchdog: Watchdog | None = None
         """Ends the process where it makes no progress; set for training."""
-        self._protection: SkipCounter | None = None
-        """Skips steps of an optimizer that would step on gradients that are not finite."""
-        self._skipped = 0
-        """Steps left out before this one."""
-        self._spike: Spike | None = None
-        """Spike in the loss of this step."""
         self._skipped_loss: torch.Tensor | None = None
         """This rank's loss of a spike whose step is being left out."""
         self._own_loss = torch.zeros((), device=self.args.device)
@@ -162,13 +171,11 @@ class TapeTrainer(Trainer):
         """The logging step before the one that is being logged."""
         self._rates: list[float] = []
         """Learning rates of the parameter groups in the last step."""
-        self._clock: tuple[int, float] | None = None
-        self._begin: tuple[int, float] | None = None
+        self.clock = StepClock()
 
     @property
     def skipped_steps(self) -> int:
-        own = 0 if self._protection is None else self._protection.total
-        return own + int(getattr(self.model_wrapped, "skipped_steps", 0))
+        return self.guards.skipped_steps(self.model_wrapped)
 
     def go_without_training(self) -> None:
         self.state.is_world_process_zero = self.is_world_process_zero()
@@ -179,12 +186,15 @@ class TapeTrainer(Trainer):
     def get_optimizer_cls_and_kwargs(self, args: Any, model: Any = None) -> tuple[Any, Any]:
         kind, settings = Trainer.get_optimizer_cls_and_kwargs(args, model)
         groups = parameter_groups.for_optimizer(self.model, self.args, self.optimization)
-        return kind, {"params": groups} | settings  # some optimizers make parameter groups themselves
+        # some optimizers make parameter groups themselves
+        return kind, {"params": groups} | settings
 
     def create_optimizer(self, model: Any = None) -> Any:
         optimizer = super().create_optimizer(model)
         if isinstance(optimizer, DummyOptim):  # the engine's JSON names the optimizer
-            optimizer.params = parameter_groups.for_optimizer(self.model, self.args, self.optimization)
+            optimizer.params = parameter_groups.for_optimizer(
+                self.model, self.args, self.optimization
+            )
         return optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
@@ -200,7 +210,10 @@ class TapeTrainer(Trainer):
         if self.layout.ways > 1:
             # accelerate deals the batches to all ranks in turn, but ranks of a group read the same sequences
             sampler = loader.batch_sampler
-            sampler.num_processes, sampler.process_index = self.layout.data, self.layout.data_rank(self.rank_sync.rank)
+            sampler.num_processes, sampler.process_index = (
+                self.layout.data,
+                self.layout.data_rank(self.rank_sync.rank),
+            )
         # its workers ignore signals that are meant for their rank; accelerate's adapter iterates the inner loader
         inner = getattr(loader, "base_dataloader", loader)
         inner.worker_init_fn = functools.partial(shield_worker, init=inner.worker_init_fn)
@@ -212,14 +225,14 @@ class TapeTrainer(Trainer):
         """Prepare as the base class does, but save and load by this project's files."""
         prepared = super()._prepare_for_training(max_steps, train_dataloader, None)
         if not self.is_deepspeed_enabled:
-            self._protection = guards.protect(self.optimizer)
+            self.guards.protect(self.optimizer)
         else:
             saving.EngineFiles(self.model_wrapped)
             if self.layout.tensor > 1:
                 # it would send the first batch, CUDA tensors pickled, from process to process: the loader saw to that
                 self.model_wrapped.first_dataloader_check.remove()
             if not guards.protects_itself(self.model_wrapped):
-                self._protection = guards.protect(self.model_wrapped.optimizer)
+                self.guards.protect(self.model_wrapped.optimizer)
         if resume_from_checkpoint is not None:
             self._resumed = Path(resume_from_checkpoint)
             load.restore(self, self._resumed)
@@ -238,7 +251,10 @@ class TapeTrainer(Trainer):
         if self._resumed is None:
             return
         if not (self._resumed / self.rng_file).is_file():
-            set_seed((self.args.seed + 1_000_003 * self.state.global_step + 7919 * self.rank_sync.rank) % 2**32)
+            set_seed(
+                (self.args.seed + 1_000_003 * self.state.global_step + 7919 * self.rank_sync.rank)
+                % 2**32
+            )
         state = load.rank_state(self._resumed, self.rank_sync)
         if state is None:
             return
@@ -247,11 +263,7 @@ class TapeTrainer(Trainer):
             self._parts = state["parts"].to(self._parts)
         self._total_loss_scalar = state["total_loss"]
         self._globalstep_last_logged = state["last_logged"]
-        self.nonfinite.load_state(state["nonfinite"])
-        self.spikes.load_state(state["spikes"])
-        if self._protection is not None and state["protection"] is not None:
-            self._protection.load_state(state["protection"])
-        self._skipped = self.skipped_steps
+        self.guards.load_state(state, self.model_wrapped)
         order.load_places(self.train_dataset, state["places"])
 
     def _rank_state(self) -> dict[str, Any]:
@@ -261,16 +273,18 @@ class TapeTrainer(Trainer):
             "loss": (0.0 if logged else self._tr_loss.item()).hex(),
             "total_loss": float(self._total_loss_scalar).hex(),
             "last_logged": self._globalstep_last_logged,
-            "nonfinite": self.nonfinite.state(),
-            "spikes": self.spikes.state(),
-            "protection": None if self._protection is None else self._protection.state(),
+            **self.guards.state(),
             "parts": [part.hex() for part in self._parts.tolist()],
             "places": order.places(self.train_dataset, self.state.global_step * self._step_samples),
         }
 
     @property
     def _step_samples(self) -> int:
-        return self.args.per_device_train_batch_size * self.layout.data * self.args.gradient_accumulation_steps
+        return (
+            self.args.per_device_train_batch_size
+            * self.layout.data
+            * self.args.gradient_accumulation_steps
+        )
 
     @property
     def rng_file(self) -> str:
@@ -292,28 +306,23 @@ class TapeTrainer(Trainer):
         self.beat("saving")
         self.store_flos()
         counted = sum(cuts.whole_numel(p) for p in self.model.parameters() if p.requires_grad)
-        need = saving.need(counted, next(self.model.parameters()).element_size(), self.is_deepspeed_enabled)
+        need = saving.need(
+            counted, next(self.model.parameters()).element_size(), self.is_deepspeed_enabled
+        )
         part = self.saver.begin(self.state.global_step, need, name)
         if part is None:
             return
-        part.attempt(lambda: self.save_model(str(part.folder)))  # first: its collectives meet no rank in trouble
+        # first: its collectives meet no rank in trouble
+        part.attempt(lambda: self.save_model(str(part.folder)))
         if self.is_deepspeed_enabled:
             engine = self.model_wrapped
-            engine.checkpoint_engine.part = part
-            info = {UNIVERSAL_CHECKPOINT_VERSION_KEY: UNIVERSAL_CHECKPOINT_VERSION_VALUE}
-            tensor_parallel = cuts.described(engine.module)
-            engine.save_checkpoint(
-                str(part.folder),
-                tag=f"global_step{self.state.global_step}",
-                client_state={UNIVERSAL_CHECKPOINT_INFO: info, engine_state.TENSOR_PARALLEL: tensor_parallel},
-                save_latest=False,
-                exclude_frozen_parameters=True,
-            )
-            engine.checkpoint_engine.part = None
+            saving.save_engine(engine, part, self.state.global_step, cuts.described(engine.module))
 
         files: dict[str, Callable[[Path], Any]] = {
             self.rng_file: lambda path: self._save_rng_state(str(path.parent)),
-            f"rank_state_{self.rank_sync.rank}.json": lambda path: storage.write_json(path, self._rank_state()),
+            f"rank_state_{self.rank_sync.rank}.json": lambda path: storage.write_json(
+                path, self._rank_state()
+            ),
         }
         if self.args.should_save:
             own_schedule = not isinstance(self.lr_scheduler, DeepSpeedSchedulerWrapper)
@@ -375,20 +384,25 @@ class TapeTrainer(Trainer):
                 given = self.objective.inputs(model, inputs)
             loss, found = super().compute_loss(model, given, True, num_items_in_batch)
             # as the base class's, the loss of a rank is its sum over the targets of all ranks, times their number
-            ranks = self.rank_sync.world // self.layout.tensor if self.args.average_tokens_across_devices else 1
+            ranks = (
+                self.rank_sync.world // self.layout.tensor
+                if self.args.average_tokens_across_devices
+                else 1
+            )
             self._parts += ranks * self.objective.figures(found).to(self._parts)
         self.beat("backward")
-        if self.safety.spike_action != "skip" or not self.accelerator.gradient_state.sync_gradients:
+        if not (self.guards.skips_spikes and self.accelerator.gradient_state.sync_gradients):
             return loss
         own = (self._own_loss + loss.detach()).item()
         losses = [numbers[0] for numbers in self.rank_sync.numbers([own])]
-        self._spike = self.spikes.observe(sum(losses) / len(losses))
-        if self._spike is None:
+        if not self.guards.finds_spike(losses):
             return loss
         self._skipped_loss = loss.detach()
         return loss * math.nan
 
-    def _maybe_log_save_evaluate(self, tr_loss: torch.Tensor, grad_norm: Any, *args: Any, **kwargs: Any) -> None:
+    def _maybe_log_save_evaluate(
+        self, tr_loss: torch.Tensor, grad_norm: Any, *args: Any, **kwargs: Any
+    ) -> None:
         """End a step: exchange states, log, save, and stop if any rank was asked to."""
         if self.state.global_step > self._synced:
             self._synced = self.state.global_step
@@ -410,10 +424,18 @@ class TapeTrainer(Trainer):
         self._own_loss = torch.zeros_like(self._own_loss)
         norm = math.nan if grad_norm is None else float(grad_norm)
         norm = math.inf if grad_norm is not None and math.isnan(norm) else norm
-        own = [float(reason is not None), float(asked is not None), float(self.saver.done), loss, norm]
+        own = [
+            float(reason is not None),
+            float(asked is not None),
+            float(self.saver.done),
+            loss,
+            norm,
+        ]
         stops, saves, done, losses, norms = zip(*self.rank_sync.numbers(own), strict=True)
         try:
-            self._check_finite(losses, norms)
+            self.guards.observe(
+                self.state.global_step, losses, norms, self.model_wrapped, self._scaled_skip()
+            )
         except StoppedByGuard:
             self.saver.finish()  # of a step before, and good
             raise
@@ -428,54 +450,30 @@ class TapeTrainer(Trainer):
             self._stop_reason = self.rank_sync.any(reason)
             self.control.should_save = self.control.should_training_stop = True
 
-    def _check_finite(self, losses: Sequence[float], norms: Sequence[float]) -> None:
-        """Report a step with a spike or with numbers that are not finite. Raises StoppedByGuard after too many of
-        them."""
-        step = self.state.global_step
-        before = self._skipped
-        self._skipped = self.skipped_steps
-        scaled = getattr(self.accelerator, "scaler", None) is not None
-        skipped = self._skipped > before or (scaled and bool(self.accelerator.optimizer_step_was_skipped))
-        if self.safety.spike_action == "warn":
-            self._spike = self.spikes.observe(sum(losses) / len(losses))
-        elif self._spike is not None:  # skipped for the spike, not for its gradients
-            self._print(f"step {step}: {self._spike}; step SKIPPED, weights unchanged")
-            self._spike = None
-            return
-        if self._spike is not None:
-            self._print(f"step {step}: {self._spike}")
-            self._spike = None
-        rescaled = skipped and (scaled or bool(getattr(self.model_wrapped, "fp16_enabled", lambda: False)()))
-        message = self.nonfinite.observe(step, losses, norms, skipped, rescaled=rescaled)
-        if message is not None:
-            self._print(message)
+    def _scaled_skip(self) -> bool | None:
+        if getattr(self.accelerator, "scaler", None) is None:
+            return None
+        return bool(self.accelerator.optimizer_step_was_skipped)
 
     def beat(self, phase: str) -> None:
         """Tell the watchdog what this rank is about to do, and in which step: the next one while it is under way."""
         if self.watchdog is not None:
             self.watchdog.beat(self.state.global_step + (phase in _WITHIN), phase)
 
-    def _print(self, text: str) -> None:
-        if self.rank_sync.rank == 0:
-            say(text)
-
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
             # figures since the last logging step; the first ones start with training, model set-up excluded
             step = self.state.global_step
-            now = time.perf_counter()
             device = self.args.device
-            before = self._clock or (step, now)
-            self._clock = (step, now)
-            first, started = self._begin or before
-            seconds = now - before[1]
-            done = step - first
-            speed = (step - before[0]) * self.tokens_per_step / seconds if seconds > 0 else math.nan
+            steps_per_second, remaining = self.clock.lap(step, self.state.max_steps)
+            speed = self.tokens_per_step * steps_per_second
             measured = {
                 "tokens_per_second": speed,
-                "mfu": metrics.model_flops_utilisation(speed, self.flops_per_token, self.args.world_size, device),
+                "mfu": metrics.model_flops_utilisation(
+                    speed, self.flops_per_token, self.args.world_size, device
+                ),
                 "memory_bytes": metrics.memory_bytes(device),
-                "eta_seconds": (now - started) / done * (self.state.max_steps - step) if done > 0 else None,
+                "eta_seconds": remaining,
                 "skipped": self.skipped_steps,
                 "tokens": step * self.tokens_per_step,
             }
@@ -490,10 +488,11 @@ class TapeTrainer(Trainer):
                 for name, own in zip(self.objective.names, sums, strict=True):
                     logs[name] = sum(own) / len(own) / steps
                 self._parts.zero_()
-        if "train_loss" in logs:  # the base class divides the sum over all steps by those since the resume
+        # the base class divides the sum over all steps by those since the resume
+        if "train_loss" in logs:
             logs = logs | {"train_loss": self._total_loss_scalar / max(self.state.global_step, 1)}
         super().log(logs, start_time)
 
     def start_clock(self) -> None:
         processes.reset_peak_memory(self.args.device)
-        self._clock = self._begin = (self.state.global_step, time.perf_counter())
+        self.clock.start(self.state.global_step)

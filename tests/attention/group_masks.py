@@ -17,14 +17,18 @@ def allowed(heads, length, group, documents=None, batch=1):
             for t in range(length):
                 for s in range(t + 1):
                     one = documents is None or documents[b][s] == documents[b][t] >= 0
-                    mask[b, h, t, s] = one and same_group(s, t, group, shifted=h >= heads - heads // 2)
+                    mask[b, h, t, s] = one and same_group(
+                        s, t, group, shifted=h >= heads - heads // 2
+                    )
     return mask
 
 
 def masked(q, k, v, mask, scale=None):
     """Dense attention under a mask, keys and values repeated; 0 for a query without a key."""
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-    scores = (q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)).masked_fill(~mask, -1e30)
+    scores = (q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)).masked_fill(
+        ~mask, -1e30
+    )
     return scores.softmax(-1).masked_fill(~mask, 0.0) @ v
 
 

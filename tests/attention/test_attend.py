@@ -24,9 +24,22 @@ SCATTERED = [[0, 1, 0, 1, 1, 0, 2, 0, 2], [3, 3, -1, 3, 4, -1, 3, 4, 4]]
 LEFT = [[-1, -1, -1, 0, 0, 0, 0, 0, 0], [0] * 9]
 RIGHT = [[0, 0, 0, 0, 0, 0, -1, -1, -1], [0] * 9]
 HOLES = [[0, -1, 0, 0, -1, -1, 0, 0, -1], [-1] * 9]
-DOCUMENTS = {"none": None, "packed": PACKED, "scattered": SCATTERED, "left": LEFT, "right": RIGHT, "holes": HOLES}
+DOCUMENTS = {
+    "none": None,
+    "packed": PACKED,
+    "scattered": SCATTERED,
+    "left": LEFT,
+    "right": RIGHT,
+    "holes": HOLES,
+}
 # Queries and the first one's place on an axis of 9 keys: a full pass, a cached chunk, a step, unused keys behind.
-PLACES = {"full": (9, 0), "chunk": (5, 4), "step": (1, 8), "unused end": (4, 2), "first of many": (1, 0)}
+PLACES = {
+    "full": (9, 0),
+    "chunk": (5, 4),
+    "step": (1, 8),
+    "unused end": (4, 2),
+    "first of many": (1, 0),
+}
 MASKS = [
     *((name, "full") for name in DOCUMENTS),
     *(("none", name) for name in ("chunk", "step", "unused end", "first of many")),
@@ -44,7 +57,9 @@ def backend(request, monkeypatch):
     return name
 
 
-def inputs(queries=9, keys=9, heads=4, groups=2, key_width=6, value_width=12, dtype=torch.float32, batch=2):
+def inputs(
+    queries=9, keys=9, heads=4, groups=2, key_width=6, value_width=12, dtype=torch.float32, batch=2
+):
     shapes = ((heads, queries, key_width), (groups, keys, key_width), (groups, keys, value_width))
     return [torch.randn(batch, *shape, dtype=dtype, requires_grad=True) for shape in shapes]
 
@@ -60,7 +75,11 @@ def oracle(q, k, v, documents, offset, window=None, softcap=None, sinks=None):
             for t in range(q.shape[2]):
                 place = t + offset
                 first = 0 if window is None else place - window + 1
-                seen = [s for s in range(k.shape[2]) if ids[s] == ids[place] >= 0 and first <= s <= place]
+                seen = [
+                    s
+                    for s in range(k.shape[2])
+                    if ids[s] == ids[place] >= 0 and first <= s <= place
+                ]
                 scores = k[b, h // group, seen] @ q[b, h, t] * q.shape[-1] ** -0.5
                 if softcap is not None:
                     scores = softcap * torch.tanh(scores / softcap)
@@ -78,7 +97,8 @@ def check(backend, q, k, v, documents=None, offset=None, tolerance=2e-6, **needs
     truth = oracle(q, k, v, documents, int(place), **needs)
     torch.testing.assert_close(out.double(), truth, rtol=0, atol=tolerance)
     direction = torch.randn_like(out)
-    if not out.requires_grad:  # every query is padding: nothing was computed that could have a gradient
+    # every query is padding: nothing was computed that could have a gradient
+    if not out.requires_grad:
         assert (out == 0).all()
         return
     leaves = [q, k, v, *(need for need in needs.values() if isinstance(need, torch.Tensor))]
@@ -108,7 +128,13 @@ NEEDS = [("window",), ("softcap",), ("sinks",), ("window", "softcap"), ("window"
 @pytest.mark.parametrize("needs", NEEDS, ids=" and ".join)
 @pytest.mark.parametrize(
     "documents, places",
-    [("none", "full"), ("scattered", "full"), ("none", "unused end"), ("left", "chunk"), ("packed", "step")],
+    [
+        ("none", "full"),
+        ("scattered", "full"),
+        ("none", "unused end"),
+        ("left", "chunk"),
+        ("packed", "step"),
+    ],
 )
 def test_windows_soft_caps_and_sinks(backend, documents, places, needs):
     queries, offset = PLACES[places]
@@ -127,7 +153,9 @@ def test_windows_soft_caps_and_sinks(backend, documents, places, needs):
         (5, 1, 18, "scattered", ("sinks",)),
     ],
 )
-def test_groupings_and_value_widths(backend, monkeypatch, heads, groups, value_width, documents, needs):
+def test_groupings_and_value_widths(
+    backend, monkeypatch, heads, groups, value_width, documents, needs
+):
     """A value wider than the key is TAPE's, a narrower one DeepSeek's; head h reads group h // (H / G), never h % G.
     Capped scores are computed row by row, and again in the backward."""
     monkeypatch.setattr(sdpa, "BIASED_ENTRIES", 1)
@@ -135,7 +163,9 @@ def test_groupings_and_value_widths(backend, monkeypatch, heads, groups, value_w
     check(backend, q, k, v, DOCUMENTS[documents], **needs_of(*needs, heads=heads))
 
 
-@pytest.mark.parametrize("length, window", [(1, 1), (2, None), (2, 3), (65, None), (65, 1), (65, 64), (65, 65)])
+@pytest.mark.parametrize(
+    "length, window", [(1, 1), (2, None), (2, 3), (65, None), (65, 1), (65, 64), (65, 65)]
+)
 def test_odd_lengths_and_windows(backend, length, window):
     q, k, v = inputs(queries=length, keys=length, heads=2, batch=1)
     check(backend, q, k, v, window=window, tolerance=4e-6)
@@ -158,10 +188,15 @@ def test_half_precision_is_rounded_once(needs):
     out = attend(q, k, v, backend="sdpa", **given)
     truth = oracle(q, k, v, None, 0, **given)
     step = torch.finfo(torch.bfloat16).eps * (4 if needs == ("window",) else 1)
-    assert out.dtype == torch.bfloat16 and ((out.double() - truth).abs() <= step * truth.abs() + step / 20).all()
+    assert (
+        out.dtype == torch.bfloat16
+        and ((out.double() - truth).abs() <= step * truth.abs() + step / 20).all()
+    )
 
 
-@pytest.mark.parametrize("queries, needs", [(1, ("window",)), (3, ("window", "softcap")), (1, ("window", "sinks"))])
+@pytest.mark.parametrize(
+    "queries, needs", [(1, ("window",)), (3, ("window", "softcap")), (1, ("window", "sinks"))]
+)
 def test_keys_in_front_of_the_window_are_never_read(backend, queries, needs):
     """A step of decoding over a long cache costs what its window costs."""
     q, k, v = (x.detach() for x in inputs(queries=queries))
@@ -173,14 +208,17 @@ def test_keys_in_front_of_the_window_are_never_read(backend, queries, needs):
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("needs", [{"window": 0}, {"softcap": 1.0, "score_bias": BIAS}], ids=["no key", "a bias"])
+@pytest.mark.parametrize(
+    "needs", [{"window": 0}, {"softcap": 1.0, "score_bias": BIAS}], ids=["no key", "a bias"]
+)
 def test_impossible_needs_are_refused(needs):
     with pytest.raises(ValueError, match=r"a window of 0|a bias on scores together"):
         attend(*inputs(), **needs)
 
 
 @pytest.mark.parametrize(
-    "documents, needs", [(None, ("window",)), ("packed", ("window", "softcap")), ("padded", ("window", "sinks"))]
+    "documents, needs",
+    [(None, ("window",)), ("packed", ("window", "softcap")), ("padded", ("window", "sinks"))],
 )
 def test_with_a_window_nothing_grows_with_the_square_of_the_length(monkeypatch, documents, needs):
     """Twice the tokens: no larger tensor but those of the tokens themselves, forward and backward, and no larger mask;
@@ -189,14 +227,20 @@ def test_with_a_window_nothing_grows_with_the_square_of_the_length(monkeypatch, 
     monkeypatch.setattr(sdpa, "MASK_ENTRIES", 0)
     monkeypatch.setattr(sdpa, "BIASED_LEAST", 16)
     largest, masks = [], []
-    monkeypatch.setattr(sdpa, "allowed_keys", lambda call: masks.append(allowed_keys(call)) or masks[-1])
+    monkeypatch.setattr(
+        sdpa, "allowed_keys", lambda call: masks.append(allowed_keys(call)) or masks[-1]
+    )
     for length in (512, 1024):
-        q, k, v = inputs(queries=length, keys=length, heads=1, groups=1, key_width=2, value_width=2, batch=1)
+        q, k, v = inputs(
+            queries=length, keys=length, heads=1, groups=1, key_width=2, value_width=2, batch=1
+        )
         ids = None if documents is None else torch.arange(length)[None] // 100
         if documents == "padded":
             ids = torch.zeros(1, length, dtype=torch.int64).index_fill(1, torch.arange(30), -1)
         with Largest() as seen:
-            attend(q, k, v, document_ids=ids, backend="sdpa", **needs_of(*needs, heads=1)).sum().backward()
+            attend(
+                q, k, v, document_ids=ids, backend="sdpa", **needs_of(*needs, heads=1)
+            ).sum().backward()
         largest.append(seen.numel)
     assert max(mask.numel() for mask in masks) <= 16 * (16 + 3)
     assert largest[1] <= 2 * 1024
@@ -218,7 +262,8 @@ def check_padding(backend, documents, value, **sizes):
 
 
 @pytest.mark.parametrize(
-    "documents, value", [("left", math.nan), ("right", -math.inf), ("holes", math.inf), ("scattered", math.nan)]
+    "documents, value",
+    [("left", math.nan), ("right", -math.inf), ("holes", math.inf), ("scattered", math.nan)],
 )
 def test_nothing_leaves_padding(backend, documents, value):
     check_padding(backend, documents, value)
@@ -237,21 +282,33 @@ def test_a_step_of_decoding_behind_a_mask(backend, documents, heads, groups, que
     torch.testing.assert_close(out.double(), truth.detach(), rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("documents, queries, offset", [("left", 1, 4), ("scattered", 3, 2), ("none", 9, 0)])
+@pytest.mark.parametrize(
+    "documents, queries, offset", [("left", 1, 4), ("scattered", 3, 2), ("none", 9, 0)]
+)
 @pytest.mark.parametrize("needs", [(), *NEEDS[3:]], ids=" and ".join)
 def test_an_offset_may_be_a_tensor(backend, documents, queries, offset, needs):
     """A static cache inside a compiled graph counts in a tensor; its unused keys are after the last query."""
-    check(backend, *inputs(queries=queries), DOCUMENTS[documents], torch.tensor(offset), **needs_of(*needs))
+    check(
+        backend,
+        *inputs(queries=queries),
+        DOCUMENTS[documents],
+        torch.tensor(offset),
+        **needs_of(*needs),
+    )
 
 
-@pytest.mark.parametrize("offset, documents", [(10, True), (torch.tensor(10), False)], ids=["number", "tensor"])
+@pytest.mark.parametrize(
+    "offset, documents", [(10, True), (torch.tensor(10), False)], ids=["number", "tensor"]
+)
 def test_no_mask_grows_with_the_square_of_the_length(monkeypatch, offset, documents):
     """Continuing a cache must stay within QUERY_BLOCK x S entries of mask: a 128k prefill in chunks would not fit, and
     a prefill into a static cache, inside a compiled graph, has a mask for every query."""
     largest = []
     monkeypatch.setattr(sdpa, "QUERY_BLOCK", 8)
     monkeypatch.setattr(sdpa, "BLOCKED_ENTRIES", 100)
-    monkeypatch.setattr(sdpa, "allowed_keys", lambda call: largest.append(call.q.shape[2]) or allowed_keys(call))
+    monkeypatch.setattr(
+        sdpa, "allowed_keys", lambda call: largest.append(call.q.shape[2]) or allowed_keys(call)
+    )
     q, k, v = inputs(queries=50, keys=60)
     ids = torch.zeros(2, 60, dtype=torch.int32) if documents else None
     if documents:
@@ -264,7 +321,13 @@ def test_no_mask_grows_with_the_square_of_the_length(monkeypatch, offset, docume
 @pytest.mark.parametrize("keys, documents", [(0, True), (9, False)])
 def test_no_queries_give_no_rows(backend, keys, documents):
     q, k, v = inputs(queries=0, keys=keys)
-    out = attend(q, k, v, document_ids=torch.zeros(2, keys, dtype=torch.int32) if documents else None, backend=backend)
+    out = attend(
+        q,
+        k,
+        v,
+        document_ids=torch.zeros(2, keys, dtype=torch.int32) if documents else None,
+        backend=backend,
+    )
     assert out.shape == (2, 4, 0, 12)
     assert all((x == 0).all() for x in torch.autograd.grad(out.sum(), (q, k, v)))
 
@@ -281,7 +344,11 @@ def test_weights_of_a_window_and_sinks(places):
     torch.testing.assert_close(weights @ v[:, :, :seen].repeat_interleave(2, 1), out[0])
     place = torch.arange(queries)[:, None] + offset
     hidden = (torch.arange(seen) > place) | (torch.arange(seen) <= place - 4)
-    assert (weights[..., hidden] == 0).all() and (weights[..., ~hidden] > 0).all() and (weights.sum(-1) < 1).all()
+    assert (
+        (weights[..., hidden] == 0).all()
+        and (weights[..., ~hidden] > 0).all()
+        and (weights.sum(-1) < 1).all()
+    )
 
 
 def test_queries_off_the_key_axis_and_borders_of_other_sequences_are_refused(backend):

@@ -13,9 +13,13 @@ from tape_ds.attention.document_layout import layout_of_ids
 from tape_ds.attention.score_bias import ScoreBias
 from tests.models.helpers import tiny_model, tokens
 
-ELEMENTWISE = ScoreBias(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1, 1), lambda q, k: q, element=lambda q, k, h: q)
+ELEMENTWISE = ScoreBias(
+    torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1, 1), lambda q, k: q, element=lambda q, k, h: q
+)
 BY_BLOCKS = ELEMENTWISE._replace(element=None)
-ROW = StoredChoice("sm_90", "bfloat16", 8, 16, False, 4, 64, "triton", "attention_h100.csv, 2026-11-21")
+ROW = StoredChoice(
+    "sm_90", "bfloat16", 8, 16, False, 4, 64, "triton", "attention_h100.csv, 2026-11-21"
+)
 
 
 def named(case):
@@ -24,12 +28,22 @@ def named(case):
 
 
 def call(
-    queries=9, value_width=16, dtype=torch.bfloat16, bias=None, offset=None, documents=1, keys=9, width=8, **needs
+    queries=9,
+    value_width=16,
+    dtype=torch.bfloat16,
+    bias=None,
+    offset=None,
+    documents=1,
+    keys=9,
+    width=8,
+    **needs,
 ):
     shapes = ((4, queries, width), (2, keys, width), (2, keys, value_width))
     q, k, v = (torch.zeros(1, *shape, dtype=dtype) for shape in shapes)
     ids = torch.arange(keys)[None] * documents // keys
-    return complete(q, k, (v,), layout_of_ids(ids, queries, keys - queries), offset, None, bias, **needs)
+    return complete(
+        q, k, (v,), layout_of_ids(ids, queries, keys - queries), offset, None, bias, **needs
+    )
 
 
 @pytest.fixture
@@ -96,7 +110,9 @@ def test_a_stored_measurement_decides_for_its_own_shapes(on_a_gpu, monkeypatch, 
     assert choose("auto", call(**changes)) == chosen
 
 
-def test_the_row_for_the_longest_fitting_text_decides_where_its_backend_is_there(on_a_gpu, monkeypatch):
+def test_the_row_for_the_longest_fitting_text_decides_where_its_backend_is_there(
+    on_a_gpu, monkeypatch
+):
     monkeypatch.setattr(backends, "ROWS", (ROW, ROW._replace(min_tokens=8, backend="flash")))
     for lacking, chosen in ((None, "flash"), ("needs the package flash-attn", "sdpa")):
         monkeypatch.setattr(backends, "missing_flash", lambda lacking=lacking: lacking)
@@ -114,7 +130,10 @@ def test_texts_with_a_bias_take_flex_on_a_gpu(on_a_gpu, monkeypatch):
     assert choose("auto", call(sinks=torch.zeros(4), queries=1)) == "sdpa"
     assert choose("auto", call(bias=BY_BLOCKS)) == "sdpa"
     learned = ELEMENTWISE._replace(learned=True)
-    assert choose("auto", call(bias=learned)) == "sdpa" and choose("flex", call(bias=learned)) == "flex"
+    assert (
+        choose("auto", call(bias=learned)) == "sdpa"
+        and choose("flex", call(bias=learned)) == "flex"
+    )
     with torch.no_grad():
         assert choose("auto", call(bias=learned)) == "flex"
 
@@ -134,7 +153,9 @@ def test_the_environment_overrides_the_configuration(monkeypatch):
     monkeypatch.setenv("TAPE_DS_ATTENTION", "reference")
     assert choose("sdpa", call()) == "reference"
     model, weights = tiny_model(), []
-    model.model.layers[0].self_attn.register_forward_hook(lambda module, given, out: weights.append(out[1]))
+    model.model.layers[0].self_attn.register_forward_hook(
+        lambda module, given, out: weights.append(out[1])
+    )
     model(tokens(1, 5))
     assert weights[0].shape == (1, 4, 5, 5)
     monkeypatch.setenv("TAPE_DS_ATTENTION", "")
@@ -143,9 +164,13 @@ def test_the_environment_overrides_the_configuration(monkeypatch):
 
 def test_unknown_names_are_refused(monkeypatch):
     assert check_backend("auto") == check_backend("sdpa") == []
-    assert [(each.field, each.value) for each in check_backend("spda")] == [("attention_backend", "spda")]
+    assert [(each.field, each.value) for each in check_backend("spda")] == [
+        ("attention_backend", "spda")
+    ]
     monkeypatch.setenv("TAPE_DS_ATTENTION", "tirton")
-    assert [(each.field, each.value) for each in check_backend("sdpa")] == [("TAPE_DS_ATTENTION", "tirton")]
+    assert [(each.field, each.value) for each in check_backend("sdpa")] == [
+        ("TAPE_DS_ATTENTION", "tirton")
+    ]
     with pytest.raises(ValueError, match=r"'tirton' is unknown; did you mean 'triton'"):
         choose("sdpa", call())
 
@@ -161,15 +186,21 @@ def test_unknown_names_are_refused(monkeypatch):
     ],
     ids=named,
 )
-def test_a_backend_that_cannot_compute_the_call_refuses_it(on_a_gpu, monkeypatch, backend, changes, reason):
+def test_a_backend_that_cannot_compute_the_call_refuses_it(
+    on_a_gpu, monkeypatch, backend, changes, reason
+):
     monkeypatch.setattr(backends, "missing_flash", lambda: None)
-    with pytest.raises(ValueError, match=f"attention backend '{backend}' .*{reason}.*; choose auto or sdpa"):
+    with pytest.raises(
+        ValueError, match=f"attention backend '{backend}' .*{reason}.*; choose auto or sdpa"
+    ):
         choose(backend, call(**changes))
 
 
 @pytest.mark.parametrize("needs", [("window",), ("softcap",), ("sinks",)], ids=" and ".join)
 @pytest.mark.parametrize("backend", ["auto", *BACKENDS])
-def test_a_configuration_is_refused_for_what_its_calls_would_be(on_a_gpu, monkeypatch, backend, needs):
+def test_a_configuration_is_refused_for_what_its_calls_would_be(
+    on_a_gpu, monkeypatch, backend, needs
+):
     monkeypatch.setattr(backends, "missing_flash", lambda: None)
     monkeypatch.setattr(backends, "why_not_flash", lambda call: None)
     given = {"window": 4, "softcap": 1.0, "sinks": torch.zeros(4)}
@@ -233,7 +264,9 @@ def test_a_gpu_before_ampere_is_asked_for_no_flash_attention(calls, monkeypatch)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
     packed = call(queries=40, keys=40, documents=3)
     with FakeTensorMode():
-        q, k = (torch.empty(1, heads, 40, 8, device="cuda", dtype=torch.float16) for heads in (4, 2))
+        q, k = (
+            torch.empty(1, heads, 40, 8, device="cuda", dtype=torch.float16) for heads in (4, 2)
+        )
         assert choose("auto", packed._replace(q=q)) == "sdpa"
         with pytest.raises(ValueError, match=r"'varlen' needs a GPU of compute capability 8\.0"):
             choose("varlen", packed._replace(q=q))
@@ -260,11 +293,16 @@ def test_autocast_comes_before_the_choice_among_torch_s_kernels(calls):
     ],
     ids=["halves", "fp32", "a step of decoding"],
 )
-def test_grouped_queries_on_cuda_never_fall_to_torch_s_matrices(calls, dtype, queries, masked, expected):
+def test_grouped_queries_on_cuda_never_fall_to_torch_s_matrices(
+    calls, dtype, queries, masked, expected
+):
     """Of its fused kernels only those for halves know groups. A step of decoding reads the cache once for all heads of
     a group: two calls for the halves of TAPE's value, each over as many heads as the cache has."""
     with FakeTensorMode(), torch.no_grad():
-        q, k = (torch.empty(1, *shape, 8, device="cuda", dtype=dtype) for shape in ((4, queries), (2, 40)))
+        q, k = (
+            torch.empty(1, *shape, 8, device="cuda", dtype=dtype)
+            for shape in ((4, queries), (2, 40))
+        )
         mask = torch.ones(1, 1, 1, 40, device="cuda", dtype=torch.bool) if masked else None
         v = torch.empty(1, 2, 40, 16, device="cuda", dtype=dtype)
         assert sdpa.fused(q, k, v, mask, not masked, 1.0).shape == (1, 4, queries, 16)

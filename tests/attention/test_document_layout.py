@@ -33,12 +33,18 @@ def test_every_token_is_found_again(documents, places):
         (packed.cu_keys, keys, (0, 9)),
         (packed.cu_queries, asked, (offset, offset + queries)),
     ):
-        of_documents = [[at for at in document if window[0] <= at[1] < window[1]] for document in expected]
-        assert [tokens[a:b] for a, b in zip(cu[:-1].tolist(), cu[1:].tolist(), strict=True)] == of_documents
+        of_documents = [
+            [at for at in document if window[0] <= at[1] < window[1]] for document in expected
+        ]
+        assert [
+            tokens[a:b] for a, b in zip(cu[:-1].tolist(), cu[1:].tolist(), strict=True)
+        ] == of_documents
     assert packed.longest_keys == max(map(len, expected))
 
 
-@pytest.mark.parametrize("documents, whole", [("packed", True), ("left", True), ("scattered", False), ("holes", False)])
+@pytest.mark.parametrize(
+    "documents, whole", [("packed", True), ("left", True), ("scattered", False), ("holes", False)]
+)
 def test_gaps_inside_documents_are_known(documents, whole):
     assert DocumentLayout(torch.tensor(DOCUMENTS[documents]), 9).contiguous == whole
 
@@ -80,7 +86,11 @@ def test_a_position_that_does_not_increase_starts_a_document():
 def test_they_follow_a_block_to_its_device(told):
     """accelerate moves what a block of a model on several GPUs is given, if it has ``to``: masks stayed behind."""
     ids = torch.tensor([[0, 0, 1]])
-    layout = layout_of_packed_sequences(torch.tensor([0, 2, 3]), 2, 1, 3) if told else layout_of_ids(ids, 3)
+    layout = (
+        layout_of_packed_sequences(torch.tensor([0, 2, 3]), 2, 1, 3)
+        if told
+        else layout_of_ids(ids, 3)
+    )
     moved = send_to_device({"layout": layout}, torch.device("meta"))["layout"]
     assert moved.ids_BS.device.type == "meta" and moved.known == told
     assert layout.to("meta") is moved, "made once for all blocks there"

@@ -31,7 +31,9 @@ class Package(ModuleType):
 
     @staticmethod
     def attention(q, k, v, softmax_scale, causal, window_size=(-1, -1), softcap=0.0):
-        return varlen_on_cpu.attention(q, k, v, softmax_scale, (window_size[0], 0 if causal else -1), softcap)
+        return varlen_on_cpu.attention(
+            q, k, v, softmax_scale, (window_size[0], 0 if causal else -1), softcap
+        )
 
     def flash_attn_func(self, q, k, v, **options):
         self.calls.append("dense")
@@ -39,11 +41,17 @@ class Package(ModuleType):
         out = torch.stack([self.attention(*row, **options) for row in zip(q, k, v, strict=True)])
         return (out, None) if self.with_lse else out
 
-    def flash_attn_varlen_func(self, q, k, v, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, **options):
+    def flash_attn_varlen_func(
+        self, q, k, v, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, **options
+    ):
         self.calls.append("varlen")
         self.options = options
-        borders = varlen_on_cpu.documents_of(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-        return torch.cat([self.attention(q[a:b], k[c:d], v[c:d], **options) for (a, b), (c, d) in borders])
+        borders = varlen_on_cpu.documents_of(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+        )
+        return torch.cat(
+            [self.attention(q[a:b], k[c:d], v[c:d], **options) for (a, b), (c, d) in borders]
+        )
 
 
 @pytest.fixture
@@ -80,19 +88,37 @@ def test_masks_and_places(package, documents, places):
     """Documents without a query, queries without a document, scattered ones: gathered, computed, and put back."""
     queries, offset = PLACES[places]
     check("flash", *inputs(queries=queries), DOCUMENTS[documents], offset)
-    ids = None if DOCUMENTS[documents] is None else torch.tensor(DOCUMENTS[documents])[:, : offset + queries]
-    assert set(package.calls) == {"dense" if ids is None or layout_of_ids(ids, queries) is None else "varlen"}
+    ids = (
+        None
+        if DOCUMENTS[documents] is None
+        else torch.tensor(DOCUMENTS[documents])[:, : offset + queries]
+    )
+    assert set(package.calls) == {
+        "dense" if ids is None or layout_of_ids(ids, queries) is None else "varlen"
+    }
 
 
-@pytest.mark.parametrize("needs", [("window",), ("softcap",), ("window", "softcap")], ids=" and ".join)
-@pytest.mark.parametrize("documents, places", [("none", "chunk"), ("packed", "full"), ("left", "chunk")])
+@pytest.mark.parametrize(
+    "needs", [("window",), ("softcap",), ("window", "softcap")], ids=" and ".join
+)
+@pytest.mark.parametrize(
+    "documents, places", [("none", "chunk"), ("packed", "full"), ("left", "chunk")]
+)
 def test_windows_and_soft_caps_reach_the_kernel(package, documents, places, needs):
     queries, offset = PLACES[places]
-    check("flash", *inputs(queries=queries, value_width=4), DOCUMENTS[documents], offset, **needs_of(*needs))
+    check(
+        "flash",
+        *inputs(queries=queries, value_width=4),
+        DOCUMENTS[documents],
+        offset,
+        **needs_of(*needs),
+    )
     assert package.options.get("window_size") == ((3, 0) if "window" in needs else None)
 
 
-@pytest.mark.parametrize("value_width, calls, documents", [(6, 1, None), (12, 2, "packed"), (15, 3, None)])
+@pytest.mark.parametrize(
+    "value_width, calls, documents", [(6, 1, None), (12, 2, "packed"), (15, 3, None)]
+)
 def test_one_call_per_width_of_the_key(package, value_width, calls, documents):
     check("flash", *inputs(value_width=value_width), DOCUMENTS.get(documents))
     assert len(package.calls) == calls
@@ -159,5 +185,7 @@ def test_the_real_package_on_a_gpu(documents, needs):
     q, k, v = (x.detach().cuda().bfloat16() for x in inputs(key_width=64, value_width=128))
     ids = None if DOCUMENTS[documents] is None else torch.tensor(DOCUMENTS[documents]).cuda()
     given = needs_of(*needs)
-    mine, expected = (attend(q, k, v, document_ids=ids, backend=name, **given) for name in ("flash", "reference"))
+    mine, expected = (
+        attend(q, k, v, document_ids=ids, backend=name, **given) for name in ("flash", "reference")
+    )
     torch.testing.assert_close(mine, expected, rtol=0, atol=0.03)

@@ -21,7 +21,17 @@ HEADS = {"mha": (4, 4), "gqa": (4, 2), "mqa": (8, 1)}
 uncompiled_is_meant = pytest.mark.filterwarnings("ignore:flex_attention called without")
 
 
-def case(name, queries=9, offset=0, keys=9, heads="gqa", rows=2, sizes=(8, 16), device="cpu", dtype=torch.float32):
+def case(
+    name,
+    queries=9,
+    offset=0,
+    keys=9,
+    heads="gqa",
+    rows=2,
+    sizes=(8, 16),
+    device="cpu",
+    dtype=torch.float32,
+):
     """(q, k, v), the bias at random growing places (one set for all rows, or for each), and its parameters."""
     H, G = HEADS[heads]
     shapes = ((H, queries, sizes[0]), (G, keys, sizes[0]), (G, keys, sizes[1]))
@@ -38,7 +48,9 @@ def case(name, queries=9, offset=0, keys=9, heads="gqa", rows=2, sizes=(8, 16), 
 def on_a_cpu(monkeypatch):
     """The backend as it is, but for the compiler and the refusal of a CPU."""
     monkeypatch.setattr(backends, "chip_of", lambda device: backends.Chip("cuda", "sm_90"))
-    monkeypatch.setattr(flex, "flex_attend", lambda call, compiled: flex_attend(call, compiled=False))
+    monkeypatch.setattr(
+        flex, "flex_attend", lambda call, compiled: flex_attend(call, compiled=False)
+    )
 
 
 @uncompiled_is_meant
@@ -61,7 +73,9 @@ def test_biases_masks_and_places(on_a_cpu, name, heads, rows, documents, places,
     ids = None if DOCUMENTS[documents] is None else torch.tensor(DOCUMENTS[documents])
     given = {"score_bias": bias, "document_ids": ids, "offset": offset, **arguments}
     with torch.no_grad():
-        mine, expected = (attend(*qkv, backend=backend, **given) for backend in ("flex", "reference"))
+        mine, expected = (
+            attend(*qkv, backend=backend, **given) for backend in ("flex", "reference")
+        )
     torch.testing.assert_close(mine, expected, rtol=0, atol=2e-6)
 
 
@@ -118,12 +132,16 @@ def matrices(q, k, v, bias, ids):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("heads, documents", [("mha", "none"), ("gqa", "packed"), ("mqa", "packed")])
+@pytest.mark.parametrize(
+    "heads, documents", [("mha", "none"), ("gqa", "packed"), ("mqa", "packed")]
+)
 @pytest.mark.parametrize("name", BIASED)
 def test_compiled_forward_and_backward(name, heads, documents, dtype):
     """Output and every gradient, those of the bias's parameters included: at most twice (gradients: three times) the
     error of plain matrices in the same precision, both against fp64."""
-    qkv, bias, learned = case(name, LENGTH, 0, LENGTH, heads, sizes=WIDE, device="cuda", dtype=dtype)
+    qkv, bias, learned = case(
+        name, LENGTH, 0, LENGTH, heads, sizes=WIDE, device="cuda", dtype=dtype
+    )
     ids, exact = long_documents(documents), [x.double().requires_grad_() for x in qkv]
     given = [x.requires_grad_() for x in qkv]
     flex = attend(*given, score_bias=bias, document_ids=ids, backend="flex")
@@ -135,8 +153,12 @@ def test_compiled_forward_and_backward(name, heads, documents, dtype):
     ]
     each_way = [(out, *of_leaves) for out, of_leaves in zip(outs, gradients, strict=True)]
     for index, (mine, plain, truth) in enumerate(zip(*each_way, strict=True)):
-        error, plain_error = ((each.double() - truth.double()).abs().max() for each in (mine, plain))
-        assert error <= (3 if index else 2) * plain_error + 1e-5 * max(1.0, float(truth.abs().max()))
+        error, plain_error = (
+            (each.double() - truth.double()).abs().max() for each in (mine, plain)
+        )
+        assert error <= (3 if index else 2) * plain_error + 1e-5 * max(
+            1.0, float(truth.abs().max())
+        )
 
 
 @pytest.mark.gpu
@@ -145,7 +167,11 @@ def test_compiled_forward_and_backward(name, heads, documents, dtype):
 def test_compiled_windows_soft_caps_and_sinks(needs, documents):
     """Output and every gradient, the sinks' too, against the matrices of ``reference`` in fp32."""
     qkv, _, _ = case("none", LENGTH, 0, LENGTH, sizes=WIDE, device="cuda")
-    given = {"window": 40, "softcap": 0.7, "sinks": torch.linspace(-1, 2, 4, device="cuda").requires_grad_()}
+    given = {
+        "window": 40,
+        "softcap": 0.7,
+        "sinks": torch.linspace(-1, 2, 4, device="cuda").requires_grad_(),
+    }
     given, leaves = {name: given[name] for name in needs}, [x.requires_grad_() for x in qkv]
     leaves += [given["sinks"]] if "sinks" in given else []
     outcomes = []
@@ -182,8 +208,15 @@ def test_a_whole_model_trains_through_it(encoding):
         model.zero_grad()
         loss = model(ids, labels=ids).loss
         loss.backward()
-        outcomes.append((loss.detach(), {name: weight.grad.clone() for name, weight in model.named_parameters()}))
+        outcomes.append(
+            (
+                loss.detach(),
+                {name: weight.grad.clone() for name, weight in model.named_parameters()},
+            )
+        )
     for loss, gradients in outcomes[1:]:
         torch.testing.assert_close(loss, outcomes[0][0], rtol=1e-5, atol=0)
         for name, gradient in gradients.items():
-            torch.testing.assert_close(gradient, outcomes[0][1][name], rtol=1e-3, atol=2e-5, msg=name)
+            torch.testing.assert_close(
+                gradient, outcomes[0][1][name], rtol=1e-3, atol=2e-5, msg=name
+            )

@@ -12,7 +12,9 @@ from tests.attention.by_ids import attend
 from tests.attention.test_attend import DOCUMENTS, PLACES, check, inputs, oracle
 from tests.models.helpers import tiny_model, tokens
 
-pytestmark = pytest.mark.skipif(not jit.INTERPRETED, reason="fp32 kernels are for Triton's interpreter")
+pytestmark = pytest.mark.skipif(
+    not jit.INTERPRETED, reason="fp32 kernels are for Triton's interpreter"
+)
 
 
 @pytest.fixture
@@ -22,7 +24,9 @@ def taken(monkeypatch):
 
     def watch(owner, name):
         inner = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda *given, **more: names.append(name) or inner(*given, **more))
+        monkeypatch.setattr(
+            owner, name, lambda *given, **more: names.append(name) or inner(*given, **more)
+        )
 
     watch(fused.tape_attention, "tape_attention")
     watch(fused.decode_attention, "decode_attention")
@@ -30,7 +34,9 @@ def taken(monkeypatch):
     return names
 
 
-@pytest.mark.parametrize("places, documents", [("full", "holes"), ("chunk", "scattered"), ("unused end", "none")])
+@pytest.mark.parametrize(
+    "places, documents", [("full", "holes"), ("chunk", "scattered"), ("unused end", "none")]
+)
 def test_forward_and_gradients_are_the_definition_s(taken, places, documents):
     queries, offset = PLACES[places]
     qkv = inputs(queries=queries, key_width=16, value_width=32)
@@ -48,11 +54,15 @@ def test_a_step_of_decoding_has_a_kernel_of_its_own(taken):
 
 def test_a_value_no_wider_than_the_key_is_torch_s(taken):
     q, k, v = inputs(key_width=16, value_width=16)
-    torch.testing.assert_close(attend(q, k, v, backend="triton"), attend(q, k, v, backend="reference"))
+    torch.testing.assert_close(
+        attend(q, k, v, backend="triton"), attend(q, k, v, backend="reference")
+    )
     assert taken == ["attention_by_sdpa"]
 
 
-@pytest.mark.parametrize("value_width, arguments", [(32, {"scale": 0.0}), (32, {"softcap": 1.0}), (48, {})], ids=str)
+@pytest.mark.parametrize(
+    "value_width, arguments", [(32, {"scale": 0.0}), (32, {"softcap": 1.0}), (48, {})], ids=str
+)
 def test_calls_without_a_kernel_are_refused(value_width, arguments):
     """A scale of 0 and less turns the order of the scores."""
     q, k, v = inputs(key_width=16, value_width=value_width)

@@ -24,7 +24,10 @@ DOCUMENTS = [
 def inputs(heads=4, groups=4, length=17, batch=3, width=4, value_width=4, dtype=torch.float32):
     """Leaves whose tokens lie before their heads, as projections leave them."""
     shapes = ((heads, width), (groups, width), (groups, value_width))
-    return [torch.randn(batch, length, *shape, dtype=dtype).transpose(1, 2).requires_grad_() for shape in shapes]
+    return [
+        torch.randn(batch, length, *shape, dtype=dtype).transpose(1, 2).requires_grad_()
+        for shape in shapes
+    ]
 
 
 def test_hand_made_case():
@@ -34,7 +37,9 @@ def test_hand_made_case():
     v = torch.arange(16.0).view(1, 1, 16, 1).expand(1, 2, 16, 1)
     out = attend_in_groups(q, k, v, group=8)[0, :, :, 0]
     plain = [(first + t) / 2 for first, last in ((0, 8), (8, 16)) for t in range(first, last)]
-    shifted = [(first + t) / 2 for first, last in ((0, 4), (4, 12), (12, 16)) for t in range(first, last)]
+    shifted = [
+        (first + t) / 2 for first, last in ((0, 4), (4, 12), (12, 16)) for t in range(first, last)
+    ]
     torch.testing.assert_close(out, torch.tensor([plain, shifted]))
 
 
@@ -63,12 +68,16 @@ def test_equals_a_mask(heads, length, group):
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "reference"])
-@pytest.mark.parametrize("heads, value_width", [("mha", 4), ("gqa", 10), ("straddling", 10), ("one", 4)])
+@pytest.mark.parametrize(
+    "heads, value_width", [("mha", 4), ("gqa", 10), ("straddling", 10), ("one", 4)]
+)
 def test_documents_padding_and_wide_values(heads, backend, value_width):
     q, k, v = inputs(*HEADS[heads], value_width=value_width)
     mask = allowed(q.shape[1], 17, 6, DOCUMENTS, batch=3)
     ids = torch.tensor(DOCUMENTS, dtype=torch.int32)
-    out = attend_in_groups(q, k, v, group=6, layout=DocumentLayout(ids, 17), scale=0.3, backend=backend)
+    out = attend_in_groups(
+        q, k, v, group=6, layout=DocumentLayout(ids, 17), scale=0.3, backend=backend
+    )
     check(out, masked(q, k, v, mask, scale=0.3), (q, k, v))
     assert (out[:, 0][ids < 0] == 0).all()
 
@@ -114,7 +123,8 @@ def losses_and_gradients(model, ids, **arguments):
 
 
 @pytest.mark.parametrize(
-    "encoding, backend, checkpointing", [("rope", "auto", True), ("tape", "reference", False), ("tape", "auto", True)]
+    "encoding, backend, checkpointing",
+    [("rope", "auto", True), ("tape", "reference", False), ("tape", "auto", True)],
 )
 def test_model_equals_one_with_an_explicit_mask(monkeypatch, encoding, backend, checkpointing):
     """Straddling heads, packed documents; recomputation in the backward is in training mode and so in groups too."""

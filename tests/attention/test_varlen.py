@@ -35,7 +35,12 @@ def on_a_gpu(monkeypatch):
 def test_masks_and_places(on_a_gpu, documents, places):
     """Documents without a query, queries without a document, scattered ones: gathered, computed, and put back."""
     queries, offset = PLACES[places]
-    check("varlen", *inputs(queries=queries, key_width=8, value_width=16), DOCUMENTS[documents], offset)
+    check(
+        "varlen",
+        *inputs(queries=queries, key_width=8, value_width=16),
+        DOCUMENTS[documents],
+        offset,
+    )
 
 
 @pytest.mark.parametrize(
@@ -54,9 +59,15 @@ def test_a_window_reaches_the_kernel(on_a_gpu, documents, places, window, value_
     check("varlen", *qkv, DOCUMENTS[documents], offset, window=window)
 
 
-@pytest.mark.parametrize("value_width, calls, heads, groups", [(8, 1, 4, 4), (16, 2, 6, 2), (20, 3, 5, 1)])
+@pytest.mark.parametrize(
+    "value_width, calls, heads, groups", [(8, 1, 4, 4), (16, 2, 6, 2), (20, 3, 5, 1)]
+)
 def test_one_call_per_width_of_the_key(on_a_gpu, value_width, calls, heads, groups):
-    check("varlen", *inputs(key_width=8, value_width=value_width, heads=heads, groups=groups), DOCUMENTS["packed"])
+    check(
+        "varlen",
+        *inputs(key_width=8, value_width=value_width, heads=heads, groups=groups),
+        DOCUMENTS["packed"],
+    )
     assert [5] * calls == varlen_on_cpu.CALLS
 
 
@@ -66,7 +77,11 @@ def test_nothing_leaves_padding(on_a_gpu):
 
 def cu_seq_lens(documents: int, tokens: int, sequences: int = 1) -> dict:
     """What a collator says of sequences of so many documents, of uneven lengths from 1 up."""
-    starts = [number * tokens + at for number in range(sequences) for at in sorted({0, *range(1, documents)})]
+    starts = [
+        number * tokens + at
+        for number in range(sequences)
+        for at in sorted({0, *range(1, documents)})
+    ]
     layout = torch.tensor([*starts, sequences * tokens], dtype=torch.int32)
     return {"cu_seq_lens_q": layout, "max_length_q": int(layout.diff().max())}
 
@@ -82,14 +97,23 @@ class Watch(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         attention = func.name().startswith("torch_attn::_varlen_attn")
         self.calls += attention and not func.name().endswith("backward")
-        if not attention and isinstance(out, torch.Tensor) and not func._schema.is_mutable and out._base is None:
+        if (
+            not attention
+            and isinstance(out, torch.Tensor)
+            and not func._schema.is_mutable
+            and out._base is None
+        ):
             self.allocated += out.numel() * out.element_size()
         return out
 
 
-def forward_and_backward(encoding: str, documents: int, tokens: int, sequences: int = 1, recompute: bool = True):
+def forward_and_backward(
+    encoding: str, documents: int, tokens: int, sequences: int = 1, recompute: bool = True
+):
     """Counts of a forward, and of a backward, of a whole model on the meta device."""
-    config = tiny_config("gqa", encoding, attention_backend="varlen", max_position_embeddings=tokens)
+    config = tiny_config(
+        "gqa", encoding, attention_backend="varlen", max_position_embeddings=tokens
+    )
     told = cu_seq_lens(documents, tokens, sequences)
     told["cu_seq_lens_q"] = told["cu_seq_lens_q"].to("meta")
     with torch.device("meta"):
@@ -104,18 +128,23 @@ def forward_and_backward(encoding: str, documents: int, tokens: int, sequences: 
     return forward, backward
 
 
-@pytest.mark.parametrize("encoding, documents, sequences", [("tape", 1, 1), ("tape", 64, 2), ("rope", 64, 1)])
+@pytest.mark.parametrize(
+    "encoding, documents, sequences", [("tape", 1, 1), ("tape", 64, 2), ("rope", 64, 1)]
+)
 def test_a_whole_model_never_asks_the_device(encoding, documents, sequences):
     """On the meta device every ``.item()``, ``.cpu()`` or ``nonzero`` is an error. Attention is called twice where it
     carries a state: in all layers but the last."""
     forward, backward = forward_and_backward(encoding, documents, 512, sequences)
     expected = {"rope": 3, "tape": 2 + 2 + 1}[encoding]
-    assert forward.calls == backward.calls == expected  # each block is computed again in its backward
+    # each block is computed again in its backward
+    assert forward.calls == backward.calls == expected
 
 
 def test_memory_beside_attention_does_not_grow_with_the_documents():
     """Document by document it did: 76 tensors of a state's size at 16 documents, 268 at 64, for 10 at one."""
-    one, many = (forward_and_backward("tape", documents, 512, recompute=False) for documents in (2, 64))
+    one, many = (
+        forward_and_backward("tape", documents, 512, recompute=False) for documents in (2, 64)
+    )
     for few_documents, many_documents in zip(one, many, strict=True):
         # The borders themselves: 4 bytes for each of 62 more, in as many tensors as they are held in.
         assert 0 <= many_documents.allocated - few_documents.allocated <= 64 * 4 * 8
@@ -127,7 +156,11 @@ def activated(monkeypatch):
     told = []
 
     def start(activate=told.append):
-        monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name == "flash_attn_interface" else None)
+        monkeypatch.setattr(
+            importlib.util,
+            "find_spec",
+            lambda name: name if name == "flash_attn_interface" else None,
+        )
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
         monkeypatch.setattr(torch.nn.attention, "current_flash_attention_impl", lambda: None)
         monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", activate)
@@ -144,7 +177,9 @@ def test_hopper_s_calls_run_flash_attention_3_where_it_is_installed(activated, m
     with FakeTensorMode():
         q, k, v = (torch.empty(1, 2, 16, 8, device="cuda", dtype=torch.bfloat16) for _ in range(3))
         for _ in range(2):
-            flash.attention_by_varlen(AttentionCall(q, k, (v,), layout=None, offset=0, scale=1.0, bias=None))
+            flash.attention_by_varlen(
+                AttentionCall(q, k, (v,), layout=None, offset=0, scale=1.0, bias=None)
+            )
     assert told == ["FA3"]
 
 
@@ -165,9 +200,14 @@ def test_torch_has_version_3_to_activate():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("documents, window", [*((name, None) for name in DOCUMENTS), ("none", 4), ("packed", 4)])
+@pytest.mark.parametrize(
+    "documents, window", [*((name, None) for name in DOCUMENTS), ("none", 4), ("packed", 4)]
+)
 def test_the_real_kernels_on_a_gpu(documents, window):
-    q, k, v = (x.detach().cuda().bfloat16() for x in inputs(key_width=64, value_width=128, heads=6, groups=2))
+    q, k, v = (
+        x.detach().cuda().bfloat16()
+        for x in inputs(key_width=64, value_width=128, heads=6, groups=2)
+    )
     ids = None if DOCUMENTS[documents] is None else torch.tensor(DOCUMENTS[documents]).cuda()
     outcomes = []
     for backend in ("varlen", "reference"):

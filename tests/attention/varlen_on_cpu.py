@@ -15,17 +15,26 @@ CALLS = []
 
 def documents_of(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k):
     assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32 and cu_seq_q.shape == cu_seq_k.shape
-    assert query.shape[-1] == key.shape[-1] == value.shape[-1] and query.stride(-1) == value.stride(-1) == 1
+    assert (
+        query.shape[-1] == key.shape[-1] == value.shape[-1]
+        and query.stride(-1) == value.stride(-1) == 1
+    )
     queries, keys = cu_seq_q.tolist(), cu_seq_k.tolist()
-    assert (queries[0], queries[-1], keys[0], keys[-1]) == (0, len(query), 0, len(key)), "tokens of no document"
-    assert max_q >= max(cu_seq_q.diff().tolist(), default=0) and max_k >= max(cu_seq_k.diff().tolist(), default=0)
+    assert (queries[0], queries[-1], keys[0], keys[-1]) == (0, len(query), 0, len(key)), (
+        "tokens of no document"
+    )
+    assert max_q >= max(cu_seq_q.diff().tolist(), default=0) and max_k >= max(
+        cu_seq_k.diff().tolist(), default=0
+    )
     return list(zip(itertools.pairwise(queries), itertools.pairwise(keys), strict=True))
 
 
 def _weights(q_THK, k_SGK, scale, window, softcap=0.0):
     """[H, T, S] of one document."""
     k_SHK = k_SGK.repeat_interleave(q_THK.shape[1] // k_SGK.shape[1], dim=1)
-    scores = torch.einsum("thk,shk->hts", q_THK, k_SHK) * (q_THK.shape[-1] ** -0.5 if scale is None else scale)
+    scores = torch.einsum("thk,shk->hts", q_THK, k_SHK) * (
+        q_THK.shape[-1] ** -0.5 if scale is None else scale
+    )
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
     (before, after), everything = window, torch.ones(scores.shape[1:], dtype=torch.bool)
@@ -43,7 +52,20 @@ def attention(q, k, v, scale, window, softcap=0.0):
     return torch.einsum("hts,shk->thk", _weights(q, k, scale, window, softcap), v)
 
 
-def _forward(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False, scale=None, window=None, *_, **__):
+def _forward(
+    query,
+    key,
+    value,
+    cu_seq_q,
+    cu_seq_k,
+    max_q,
+    max_k,
+    is_causal=False,
+    scale=None,
+    window=None,
+    *_,
+    **__,
+):
     assert is_causal == (list(window) == [-1, 0])
     out = torch.full_like(query, torch.nan)
     CALLS.append(len(cu_seq_q) - 1)
@@ -52,9 +74,27 @@ def _forward(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=Fals
     return out, query.new_zeros(query.shape[1], len(query)), torch.zeros(2, dtype=torch.uint64)
 
 
-def _backward(grad, query, key, value, out, lse, cu_q, cu_k, max_q, max_k, is_causal, rng, scale=None, window=None):
+def _backward(
+    grad,
+    query,
+    key,
+    value,
+    out,
+    lse,
+    cu_q,
+    cu_k,
+    max_q,
+    max_k,
+    is_causal,
+    rng,
+    scale=None,
+    window=None,
+):
     gradients = [torch.zeros_like(x) for x in (query, key, value)]
-    copies, scale = query.shape[1] // key.shape[1], query.shape[-1] ** -0.5 if scale is None else scale
+    copies, scale = (
+        query.shape[1] // key.shape[1],
+        query.shape[-1] ** -0.5 if scale is None else scale,
+    )
     for (a, b), (c, d) in documents_of(query, key, value, cu_q, cu_k, max_q, max_k):
         q, do = query[a:b], grad[a:b]
         k, v = (x[c:d].repeat_interleave(copies, dim=1) for x in (key, value))

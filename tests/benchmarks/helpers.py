@@ -4,7 +4,11 @@ from typing import Any
 
 from benchmarks.table import BenchmarkRow
 
-TIMES = {f"{part}_{quantile}": None for part in ("forward", "backward", "total") for quantile in ("p20", "p50", "p80")}
+TIMES = {
+    f"{part}_{quantile}": None
+    for part in ("forward", "backward", "total")
+    for quantile in ("p20", "p50", "p80")
+}
 
 
 def row(implementation: str, total: float | None = None, **changes: Any) -> BenchmarkRow:

@@ -45,7 +45,9 @@ def test_a_packed_truth_is_that_of_every_document_alone():
             attention.AttentionInputs(*(x[:, :, start:end] for x in inputs)), "tape", (end - start,)
         )
         for name, expected in alone.items():
-            torch.testing.assert_close(packed[name].value[:, :, start:end], expected.value, rtol=0, atol=1e-12)
+            torch.testing.assert_close(
+                packed[name].value[:, :, start:end], expected.value, rtol=0, atol=1e-12
+            )
 
 
 def test_a_rival_that_looks_across_documents_is_found_out():

@@ -28,7 +28,10 @@ def case(**computed):
     def build(name):
         value = computed[name]
         if isinstance(value, Exception):
-            warnings.warn("no kernel: it wants equal widths (Triggered internally at /a/b.cpp:1.)", stacklevel=2)
+            warnings.warn(
+                "no kernel: it wants equal widths (Triggered internally at /a/b.cpp:1.)",
+                stacklevel=2,
+            )
             raise value
 
         def forward():

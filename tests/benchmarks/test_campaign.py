@@ -26,7 +26,11 @@ def test_the_first_part_is_rehearsed(tmp_path, capsys):
     lines = [line for line in table.lines(tmp_path / "campaign_1.jsonl") if "stage" in line]
     assert [line["stage"] for line in lines] == [name for name, _ in of_part(1)]
     assert {line["end"] for line in lines} == {"done"}
-    assert {row.group for row in table.read(tmp_path / "campaign_1.jsonl")} == {"smoke", "attention", "recipe"}
+    assert {row.group for row in table.read(tmp_path / "campaign_1.jsonl")} == {
+        "smoke",
+        "attention",
+        "recipe",
+    }
 
 
 def stages(monkeypatch, *listed):
@@ -54,7 +58,9 @@ WRITE = "import json, sys; open('{rows}', 'a').write(json.dumps({{'row': sys.arg
 
 
 @pytest.mark.usefixtures("own_work")
-def test_a_stage_that_fails_or_is_late_never_stops_the_next_and_its_rows_are_kept(monkeypatch, tmp_path):
+def test_a_stage_that_fails_or_is_late_never_stops_the_next_and_its_rows_are_kept(
+    monkeypatch, tmp_path
+):
     pid, out = tmp_path / "pid", tmp_path / "out"
     sleep = "signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)"
     child = f"import subprocess, signal, sys, time; p = subprocess.Popen([sys.executable, '-c', 'import signal, time; {sleep}']); open('{pid}', 'w').write(str(p.pid)); {sleep}"  # noqa: E501

@@ -17,7 +17,12 @@ def chosen(*rows):
 
 
 def test_the_fastest_backend_of_attend_is_chosen():
-    (one,) = chosen(row("attend sdpa", 6.0), row("attend triton", 5.0), row("ours", 1.0), row("flash-attn 3", 1.0))
+    (one,) = chosen(
+        row("attend sdpa", 6.0),
+        row("attend triton", 5.0),
+        row("ours", 1.0),
+        row("flash-attn 3", 1.0),
+    )
     assert one == {
         "device": "sm_90",
         "dtype": "bfloat16",
@@ -49,9 +54,18 @@ def test_packed_rows_have_a_choice_of_their_own():
 
 
 def test_a_document_may_fill_a_packed_sequence():
-    rows = [row("attend varlen", 2.0, shape="B1 H32 G32 T8192 K128 N16"), row("attend varlen", 13.0)]
-    rows += [row("attend triton", 2.1, shape="B1 H32 G32 T8192 K128 N16"), row("attend triton", 7.0)]
-    assert [(each["packed"], each["backend"]) for each in chosen(*rows)] == [(False, "triton"), (True, "triton")]
+    rows = [
+        row("attend varlen", 2.0, shape="B1 H32 G32 T8192 K128 N16"),
+        row("attend varlen", 13.0),
+    ]
+    rows += [
+        row("attend triton", 2.1, shape="B1 H32 G32 T8192 K128 N16"),
+        row("attend triton", 7.0),
+    ]
+    assert [(each["packed"], each["backend"]) for each in chosen(*rows)] == [
+        (False, "triton"),
+        (True, "triton"),
+    ]
 
 
 def test_shapes_of_one_length_are_weighed_together():
@@ -66,29 +80,50 @@ def test_lengths_do_not_overlap():
     rows = []
     for tokens, fastest in ((1024, "sdpa"), (2048, "triton"), (16384, "flash")):
         shape = f"B1 H32 G32 T{tokens} K128"
-        rows += [row(f"attend {name}", 1.0 if name == fastest else 2.0, shape=shape) for name in attention.available()]
+        rows += [
+            row(f"attend {name}", 1.0 if name == fastest else 2.0, shape=shape)
+            for name in attention.available()
+        ]
     found = [(each["min_tokens"], each["max_tokens"], each["backend"]) for each in chosen(*rows)]
     assert found == [(512, 1024, "sdpa"), (1025, 4096, "triton"), (8192, 32768, "flash")]
 
 
 def test_a_campaign_is_taken_in_and_the_table_is_written_as_auto_reads_it(tmp_path):
     results, stored, written = tmp_path / "results", tmp_path / "stored", tmp_path / "table.json"
-    rows = [row("attend sdpa", 6.0), row("attend triton", 5.0), row("attend auto", 3.0, group="recipe")]
+    rows = [
+        row("attend sdpa", 6.0),
+        row("attend triton", 5.0),
+        row("attend auto", 3.0, group="recipe"),
+    ]
     rows += [row("attend sdpa", 6.0, chip="cpu")]
     for one in rows:
         table.append(dataclasses.asdict(one), results / "campaign_1.jsonl")
-    assert main(["choose", "--results", str(results), "--stored", str(stored), "--table", str(written)]) == 0
+    assert (
+        main(
+            ["choose", "--results", str(results), "--stored", str(stored), "--table", str(written)]
+        )
+        == 0
+    )
     (one,) = [StoredChoice(**each) for each in json.loads(written.read_text())]
     assert (one.device, one.backend) == ("sm_90", "triton")
-    names = {f"{group}_nvidia_h100_80gb_hbm3" for group in ("attention", "recipe")} | {"attention_cpu"}
-    assert {path.name for path in stored.iterdir()} == {f"{name}.{end}" for name in names for end in ("jsonl", "md")}
+    names = {f"{group}_nvidia_h100_80gb_hbm3" for group in ("attention", "recipe")} | {
+        "attention_cpu"
+    }
+    assert {path.name for path in stored.iterdir()} == {
+        f"{name}.{end}" for name in names for end in ("jsonl", "md")
+    }
 
 
 def test_a_step_of_decoding_has_a_row_of_its_own():
     step = row("attend triton", 0.1, shape="B1 H32 G32 T1 S8192 K128")
-    rows = choose.choose({"decode_h100.jsonl": [step], "attention_h100.jsonl": [row("attend sdpa", 6.0)]})
+    rows = choose.choose(
+        {"decode_h100.jsonl": [step], "attention_h100.jsonl": [row("attend sdpa", 6.0)]}
+    )
     assert [(each["min_tokens"], each["max_tokens"], each["backend"]) for each in rows] == [
         (1, 16, "triton"),
         (4096, 16384, "sdpa"),
     ]
-    assert [each["source"].split(",")[0] for each in rows] == ["decode_h100.jsonl", "attention_h100.jsonl"]
+    assert [each["source"].split(",")[0] for each in rows] == [
+        "decode_h100.jsonl",
+        "attention_h100.jsonl",
+    ]

@@ -22,13 +22,18 @@ EXPECTED = {
     "encodings": {"attend sdpa"},
 }
 """Implementations that must have a time, of either encoding."""
-ENCODINGS = {"position_mix": {"tape"}, "launches": {"tape"}, "encodings": set(whole_models.ENCODINGS)}
+ENCODINGS = {
+    "position_mix": {"tape"},
+    "launches": {"tape"},
+    "encodings": set(whole_models.ENCODINGS),
+}
 """Those that must have a time, where it is not RoPE and TAPE."""
 
 
 @pytest.mark.parametrize("name", GROUPS)
 def test_every_implementation_is_right_or_says_why_not(name, monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda function, **options: function)  # it would take longer than all else
+    # it would take longer than all else
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     rows = list(measure(name, GROUPS[name].shapes("cpu", toys=True)[0], SETTING, 1, ORIGIN))
     assert {row.implementation for row in rows} >= EXPECTED[name]
     assert {(row.status, row.reason) for row in rows} == {("timed", "")}
@@ -47,7 +52,9 @@ def test_both_encodings_stand_on_the_same_weights():
         assert mine[name] is not weight
     updates = [name for name in mine if ".position." in name]
     assert updates and all(mine[name].abs().max() > 0 for name in updates)
-    assert {name: x.data_ptr() for name, x in other.named_parameters()} == {n: x.data_ptr() for n, x in mine.items()}
+    assert {name: x.data_ptr() for name, x in other.named_parameters()} == {
+        n: x.data_ptr() for n, x in mine.items()
+    }
     assert other.config.attention_backend == "auto"
 
 
@@ -56,6 +63,14 @@ def test_both_encodings_stand_on_the_same_weights():
 def test_on_a_gpu_every_rival_is_right_or_says_why_not(name):
     setting = Setting(torch.device("cuda"), torch.bfloat16)
     rows = list(measure(name, GROUPS[name].shapes("cuda", toys=True)[0], setting, 2, ORIGIN))
-    assert [(row.encoding, row.implementation, row.reason) for row in rows if row.status == "wrong"] == []
-    lacking = [row for row in rows if row.status == "refused" and row.implementation.startswith(("ours", "attend"))]
-    assert [row for row in lacking if row.implementation not in ("attend flash", "attend flex")] == []
+    assert [
+        (row.encoding, row.implementation, row.reason) for row in rows if row.status == "wrong"
+    ] == []
+    lacking = [
+        row
+        for row in rows
+        if row.status == "refused" and row.implementation.startswith(("ours", "attend"))
+    ]
+    assert [
+        row for row in lacking if row.implementation not in ("attend flash", "attend flex")
+    ] == []

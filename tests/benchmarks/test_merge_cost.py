@@ -15,10 +15,19 @@ def test_every_command_is_measured(tmp_path):
     assert main(["merge", *sizes, "--out", str(tmp_path)]) == 0
     figures = results.load(tmp_path / "merge_cost_cpu.json").figures
     names = ["merge", "export", "export --gguf", "convert", "evaluate generate"]
-    assert list(figures["rows"]) == names and list(figures["rows"]["merge"]) == [merge_cost.OURS, merge_cost.PEFT]
-    assert list(figures["four_times_the_layers"]) == ["merge", "export"] and figures["differing"] == {}
+    assert list(figures["rows"]) == names and list(figures["rows"]["merge"]) == [
+        merge_cost.OURS,
+        merge_cost.PEFT,
+    ]
+    assert (
+        list(figures["four_times_the_layers"]) == ["merge", "export"] and figures["differing"] == {}
+    )
     for versions in figures["rows"].values():
-        assert all(run["seconds"] > 0 and run["bytes"] > 2**27 for runs in versions.values() for run in runs)
+        assert all(
+            run["seconds"] > 0 and run["bytes"] > 2**27
+            for runs in versions.values()
+            for run in runs
+        )
     assert "| export --gguf | this version |" in (tmp_path / "merge_cost_cpu.md").read_text()
 
 
@@ -35,6 +44,25 @@ def test_numbers_that_differ_are_counted_in_units_of_the_last_place(tmp_path):
 
 
 def test_mistakes_are_named_before_anything_is_made(tmp_path, capsys):
-    assert main(["merge", "--width", "100", "--repeats", "0", "--earlier", str(tmp_path), "--out", str(tmp_path)]) == 2
+    assert (
+        main(
+            [
+                "merge",
+                "--width",
+                "100",
+                "--repeats",
+                "0",
+                "--earlier",
+                str(tmp_path),
+                "--out",
+                str(tmp_path),
+            ]
+        )
+        == 2
+    )
     printed = capsys.readouterr().err
-    assert "--width = 100" in printed and "--repeats = 0" in printed and "no checkout of tape-ds" in printed
+    assert (
+        "--width = 100" in printed
+        and "--repeats = 0" in printed
+        and "no checkout of tape-ds" in printed
+    )

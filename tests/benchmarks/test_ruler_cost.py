@@ -12,15 +12,23 @@ __all__ = ["base"]
 
 @pytest.mark.slow
 def test_three_ways_are_asked_the_same(base, tmp_path):
-    assert main(["ruler", str(base), "--length", "1k", "--questions", "2", "--out", str(tmp_path)]) == 0
+    assert (
+        main(["ruler", str(base), "--length", "1k", "--questions", "2", "--out", str(tmp_path)])
+        == 0
+    )
     stored = results.load(tmp_path / "ruler_cost_cpu.json")
     ways = stored.figures["ways"]
     assert list(ways) == [ruler_cost.LM_EVAL, ruler_cost.ALONE, ruler_cost.SHARED]
     assert (
-        ways[ruler_cost.ALONE]["replies"] == ways[ruler_cost.SHARED]["replies"] == ways[ruler_cost.LM_EVAL]["replies"]
+        ways[ruler_cost.ALONE]["replies"]
+        == ways[ruler_cost.SHARED]["replies"]
+        == ways[ruler_cost.LM_EVAL]["replies"]
     )
     for each in ways.values():
-        assert each["seconds"] > 0 and each["share"] == each["seconds"] / ways[ruler_cost.LM_EVAL]["seconds"]
+        assert (
+            each["seconds"] > 0
+            and each["share"] == each["seconds"] / ways[ruler_cost.LM_EVAL]["seconds"]
+        )
     page = (tmp_path / "ruler_cost_cpu.md").read_text()
     assert "2 questions of `niah_multikey_2`" in page and "2 of 2" in page
 

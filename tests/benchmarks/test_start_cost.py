@@ -15,7 +15,10 @@ def test_what_is_opened_grows_with_the_number_of_files_and_ranks(tmp_path):
     assert found["sources"]["opened"] == 30, "once each, though three times asked for"
     assert found["ranks"]["opened"] == 16, "its own and the first, by each rank"
     assert found["checkpoints"]["opened"] <= 5 + 6, "one each, and a few of the run's own"
-    assert "| a folder of 5 checkpoints | this version |" in (tmp_path / "start_cost_cpu.md").read_text()
+    assert (
+        "| a folder of 5 checkpoints | this version |"
+        in (tmp_path / "start_cost_cpu.md").read_text()
+    )
 
 
 def test_mistakes_are_named_before_anything_is_made(tmp_path, capsys):

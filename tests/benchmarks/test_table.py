@@ -10,7 +10,13 @@ ROWS = [
     row("sdpa flash", 4.0, encoding="rope", forward_p20=1.0, forward_p50=1.25, forward_p80=1.5),
     row("ours", 5.4, peak_bytes=3 * 2**20),
     row("flex, default", status="wrong", reason='dq is off by 1.0e-01, "much"', error=0.1),
-    row("one call, sdpa flash", status="refused", reason="No available kernel", error=None, peak_bytes=None),
+    row(
+        "one call, sdpa flash",
+        status="refused",
+        reason="No available kernel",
+        error=None,
+        peak_bytes=None,
+    ),
 ]
 
 
@@ -33,7 +39,11 @@ def test_a_later_row_replaces_an_earlier_one_and_other_lines_are_passed_over(tmp
 
 
 def line_of(text, implementation):
-    (line,) = [each for each in text.splitlines() if each.startswith("|") and f"| {implementation} |" in each]
+    (line,) = [
+        each
+        for each in text.splitlines()
+        if each.startswith("|") and f"| {implementation} |" in each
+    ]
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 

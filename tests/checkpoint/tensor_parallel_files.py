@@ -18,7 +18,10 @@ def write_cut_engine(folder, groups, cuts, size, stage, processes, **options):
     folder.mkdir(parents=True)
     told = {"size": size, "cuts": {name: [dim, list(sizes)] for name, (dim, sizes) in cuts.items()}}
     for tensor in range(size):
-        own = [{name: piece(each, cuts.get(name), tensor) for name, each in group.items()} for group in groups]
+        own = [
+            {name: piece(each, cuts.get(name), tensor) for name, each in group.items()}
+            for group in groups
+        ]
         aside = folder / f"of{tensor}"
         write_engine(aside, own, stage, processes, **options)
         tied = {"shared_params": {}} if tensor else {}  # the job's rank 0 alone tells them

@@ -29,7 +29,11 @@ def run(folder, method="full", count=3, resume=None, **changes):
 
 
 def tensors(folder):
-    return {name: each for file in folder.glob("*.safetensors") for name, each in load_file(file).items()}
+    return {
+        name: each
+        for file in folder.glob("*.safetensors")
+        for name, each in load_file(file).items()
+    }
 
 
 def exact_mean(folder, steps):
@@ -72,7 +76,10 @@ def test_the_record_says_of_what(tmp_path):
     """And a run without a mean writes what older versions read."""
     run(tmp_path / "mean", count=2)
     record = trained.read_record(tmp_path / "mean" / "trained")
-    assert list(record.averaged) == ["checkpoint-4/model.safetensors", "checkpoint-6/model.safetensors"]
+    assert list(record.averaged) == [
+        "checkpoint-4/model.safetensors",
+        "checkpoint-6/model.safetensors",
+    ]
     build(tmp_path / "plain", method="full", max_steps=2, save_steps=2).train()
     plain = json.loads((tmp_path / "plain" / "checkpoint-2" / trained.RECORD).read_text())
     assert "averaged" not in plain
@@ -99,7 +106,9 @@ def test_a_checkpoint_that_cannot_be_read_leaves_the_last_step_s_weights(tmp_pat
     said = capsys.readouterr().out
     assert "IS NOT TAKEN" in said and "checkpoint-4" in said and damage in said
     last = tensors(tmp_path / "checkpoint-6")
-    assert all(torch.equal(trainer.model.get_parameter(name).detach(), each) for name, each in last.items())
+    assert all(
+        torch.equal(trainer.model.get_parameter(name).detach(), each) for name, each in last.items()
+    )
     assert trainer.record.averaged is None
 
 

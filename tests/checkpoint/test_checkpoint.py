@@ -18,7 +18,9 @@ def sealed(output, step, name=None, content="weights"):
     (aside / "a.txt").write_text(content)
     (aside / "inner" / "b.txt").write_text("state")
     files = {each: checkpoint.entry(aside / each) for each in ("a.txt", "inner/b.txt")}
-    manifest = Manifest(step=step, processes=2, stage=1, files=files, identity={"seed": 1}, name=name)
+    manifest = Manifest(
+        step=step, processes=2, stage=1, files=files, identity={"seed": 1}, name=name
+    )
     checkpoint.commit(aside, output / f"checkpoint-{step}", manifest)
     return output / f"checkpoint-{step}"
 
@@ -32,7 +34,11 @@ def test_what_is_committed_is_read_back(tmp_path):
     manifest = checkpoint.read(folder)
     assert (manifest.step, manifest.processes, manifest.stage, manifest.name) == (3, 2, 1, "before")
     assert manifest.size == len("weights") + len("state") and manifest.identity == {"seed": 1}
-    assert checkpoint.missing_files(folder, manifest) == checkpoint.corrupt_files(folder, manifest) == []
+    assert (
+        checkpoint.missing_files(folder, manifest)
+        == checkpoint.corrupt_files(folder, manifest)
+        == []
+    )
     assert names(tmp_path) == ["checkpoint-3"]
 
 
@@ -75,7 +81,11 @@ def outside(content):
 
 @pytest.mark.parametrize(
     ("change", "wrong"),
-    [(lambda content: content | {"step": 4}, "check sum is another"), (lambda _: 3, "damaged"), (outside, "outside")],
+    [
+        (lambda content: content | {"step": 4}, "check sum is another"),
+        (lambda _: 3, "damaged"),
+        (outside, "outside"),
+    ],
 )
 def test_a_manifest_that_was_changed_is_none(tmp_path, change, wrong):
     file = sealed(tmp_path, 3) / checkpoint.MANIFEST
@@ -88,7 +98,9 @@ def test_a_manifest_of_another_step_is_none(tmp_path):
     """It was resumed, at a step that its folder does not name."""
     sealed(tmp_path, 3)
     (tmp_path / "checkpoint-3").rename(tmp_path / "checkpoint-2")
-    with pytest.raises(ValueError, match=r"its manifest\.json is of step 3: it belongs to another checkpoint"):
+    with pytest.raises(
+        ValueError, match=r"its manifest\.json is of step 3: it belongs to another checkpoint"
+    ):
         checkpoint.read(tmp_path / "checkpoint-2")
     (tmp_path / "checkpoint-2").rename(tmp_path / "best")
     assert checkpoint.read(tmp_path / "best").step == 3, "a name of a person's"
@@ -115,7 +127,9 @@ def test_newest_last_by_number(tmp_path):
 
 
 @pytest.mark.parametrize("killed_at", [1, 2])
-def test_a_checkpoint_that_was_to_be_replaced_survives_a_kill_in_between(tmp_path, monkeypatch, killed_at):
+def test_a_checkpoint_that_was_to_be_replaced_survives_a_kill_in_between(
+    tmp_path, monkeypatch, killed_at
+):
     """At either of the two renames: the old one or the new one is there, and whole."""
     sealed(tmp_path, 3, content="old one")
     calls, rename = [], os.rename
@@ -133,7 +147,11 @@ def test_a_checkpoint_that_was_to_be_replaced_survives_a_kill_in_between(tmp_pat
     checkpoint.tidy(tmp_path)
     (folder,) = checkpoint.committed(tmp_path)
     manifest = checkpoint.read(folder)
-    assert checkpoint.missing_files(folder, manifest) == checkpoint.corrupt_files(folder, manifest) == []
+    assert (
+        checkpoint.missing_files(folder, manifest)
+        == checkpoint.corrupt_files(folder, manifest)
+        == []
+    )
     assert (folder / "a.txt").read_text() == "old one" and names(tmp_path) == ["checkpoint-3"]
 
 
@@ -147,7 +165,12 @@ def test_tidy_removes_what_was_not_finished(tmp_path):
 
 def test_tidy_knows_its_own_names_alone(tmp_path):
     """A person's folder ``checkpoint-notes.removed`` was deleted at every start."""
-    mine = ["checkpoint-notes.removed", "checkpoint-.writing", "checkpoint-3.removed.old", "notes.writing"]
+    mine = [
+        "checkpoint-notes.removed",
+        "checkpoint-.writing",
+        "checkpoint-3.removed.old",
+        "notes.writing",
+    ]
     for name in [*mine, "checkpoint-2.removed", "trained.writing"]:
         (tmp_path / name).mkdir()
     checkpoint.tidy(tmp_path)
@@ -157,7 +180,9 @@ def test_tidy_knows_its_own_names_alone(tmp_path):
 def test_trained_weights_that_were_not_replaced_come_back(tmp_path):
     (tmp_path / "trained.replaced").mkdir()
     (tmp_path / "trained.replaced" / "notes.txt").write_text("mine")
-    assert checkpoint.tidy(tmp_path) == ["trained restored: what was to replace it was not finished"]
+    assert checkpoint.tidy(tmp_path) == [
+        "trained restored: what was to replace it was not finished"
+    ]
     assert (tmp_path / "trained" / "notes.txt").read_text() == "mine"
 
 
@@ -224,4 +249,6 @@ def test_of_a_link_only_the_link_is_removed(tmp_path):
     (tmp_path / "checkpoint-2").symlink_to(tmp_path / "elsewhere" / "checkpoint-2")
     sealed(tmp_path, 4)
     checkpoint.retain(tmp_path, 1)
-    assert names(tmp_path) == ["checkpoint-4", "elsewhere"] and names(tmp_path / "elsewhere") == ["checkpoint-2"]
+    assert names(tmp_path) == ["checkpoint-4", "elsewhere"] and names(tmp_path / "elsewhere") == [
+        "checkpoint-2"
+    ]

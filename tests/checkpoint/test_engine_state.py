@@ -26,13 +26,20 @@ class Malicious:
 def test_all_that_engines_save_comes_back(tmp_path):
     """As without safety: tensors, plain values and DeepSpeed's small classes."""
     scaler = DynamicLossScaler(2.0**16, 1000, 1.0, 2, False)
-    content = {"a": torch.ones(3, dtype=torch.bfloat16), "s": scaler, "z": ZeroStageEnum.weights, "n": [1, (2.5, None)]}
+    content = {
+        "a": torch.ones(3, dtype=torch.bfloat16),
+        "s": scaler,
+        "z": ZeroStageEnum.weights,
+        "n": [1, (2.5, None)],
+    }
     content["f"] = fragment_address(numel=3, start=4)
     torch.save(content, tmp_path / "x.pt")
     for mmap in (True, False):
         found = engine_state.load(tmp_path / "x.pt", mmap)
         assert torch.equal(found.pop("a"), content["a"]) and vars(found.pop("s")) == vars(scaler)
-        assert found == {name: content[name] for name in "znf"} and type(found["z"]) is ZeroStageEnum
+        assert (
+            found == {name: content[name] for name in "znf"} and type(found["z"]) is ZeroStageEnum
+        )
 
 
 @pytest.mark.parametrize("mmap", [True, False])
@@ -76,7 +83,10 @@ def test_a_part_that_is_missing_is_found(tmp_path, missing):
 
 def test_a_part_of_another_model_is_found(tmp_path):
     write_engine(tmp_path / "e", example_groups(), 2, 2)
-    larger = [{name: torch.ones(7, *each.shape) for name, each in group.items()} for group in example_groups()]
+    larger = [
+        {name: torch.ones(7, *each.shape) for name, each in group.items()}
+        for group in example_groups()
+    ]
     write_engine(tmp_path / "f", larger, 2, 2)
     name = "zero_pp_rank_1_mp_rank_00_optim_states.pt"
     (tmp_path / "f" / name).replace(tmp_path / "e" / name)

@@ -14,7 +14,13 @@ from tape_ds.models.files import weight_files
 from tape_ds.models.files.tensor_rows import LoadedRows, StoredRows
 from tape_ds.models.model_weights import StoredWeights
 
-SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 90}
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 90,
+}
 
 
 @pytest.fixture
@@ -29,7 +35,11 @@ def adapted(base, tmp_path):
     """A function that saves an adapter of random numbers, and returns its folder and its merge by peft."""
 
     def make(**options):
-        options = {"r": 2, "target_modules": ["q_proj", "down_proj"], "init_lora_weights": False} | options
+        options = {
+            "r": 2,
+            "target_modules": ["q_proj", "down_proj"],
+            "init_lora_weights": False,
+        } | options
         model = get_peft_model(LlamaForCausalLM.from_pretrained(base), LoraConfig(**options))
         with torch.no_grad():
             for parameter in model.parameters():
@@ -53,7 +63,9 @@ def put_on(base, folder):
     return attach
 
 
-@pytest.mark.parametrize("options", [{}, {"use_dora": True}, {"modules_to_save": ["lm_head", "embed_tokens"]}])
+@pytest.mark.parametrize(
+    "options", [{}, {"use_dora": True}, {"modules_to_save": ["lm_head", "embed_tokens"]}]
+)
 def test_a_merge_holds_one_layer_s_adapter(base, adapted, options):
     """It was held twice, all of it: of four times the layers a merge took half as much memory again."""
     folder, expected = adapted(**options)
@@ -102,12 +114,14 @@ def test_parameters_that_are_one_stay_one(base):
     stored = {}
     for name, parameter in wrapped.named_parameters(remove_duplicate=False):
         if "lora" in name or "modules_to_save.default" in name:
-            stored[name.replace(".default", "").replace(".modules_to_save", "")] = torch.ones(parameter.shape)
+            stored[name.replace(".default", "").replace(".modules_to_save", "")] = torch.ones(
+                parameter.shape
+            )
     adapter, missing, unexpected = hollow_adapter.load(wrapped, LoadedRows(stored))
     assert missing == [] and unexpected == []
     inner = adapter.model.get_base_model()
     head, embeddings = inner.get_output_embeddings(), inner.get_input_embeddings()
     assert head.modules_to_save["default"].weight is embeddings.modules_to_save["default"].weight
-    assert adapter.sources[head.modules_to_save["default"].weight].name.endswith("lm_head.weight"), (
-        "the last, as if copied"
-    )
+    assert adapter.sources[head.modules_to_save["default"].weight].name.endswith(
+        "lm_head.weight"
+    ), "the last, as if copied"

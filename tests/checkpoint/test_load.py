@@ -32,7 +32,10 @@ def test_the_newest_whole_one_is_found_and_others_named(tmp_path, given):
     (tmp_path / "checkpoint-100" / "manifest.json").unlink()
     found = choose(given, tmp_path)
     assert found.folder == tmp_path / "checkpoint-16" and found.manifest.step == 16
-    assert [each.partition(":")[0] for each in found.passed_over] == ["checkpoint-100", "checkpoint-24"]
+    assert [each.partition(":")[0] for each in found.passed_over] == [
+        "checkpoint-100",
+        "checkpoint-24",
+    ]
     assert "a.txt is damaged" in "\n".join(load.describe(found, []))
 
 
@@ -44,12 +47,18 @@ def test_a_folder_that_is_named_must_be_whole_and_another_is_offered(tmp_path):
     with pytest.raises(UserError) as caught:
         choose(str(tmp_path / "checkpoint-24"), tmp_path)
     (problem,) = caught.value.problems
-    assert problem.field == "resume_from_checkpoint" and str(tmp_path / "checkpoint-8") in problem.remedy
+    assert (
+        problem.field == "resume_from_checkpoint"
+        and str(tmp_path / "checkpoint-8") in problem.remedy
+    )
 
 
 @pytest.mark.parametrize(
     ("harm", "given", "said"),
-    [(None, True, "holds no committed checkpoint"), (flip, "auto", "none of its checkpoints is whole")],
+    [
+        (None, True, "holds no committed checkpoint"),
+        (flip, "auto", "none of its checkpoints is whole"),
+    ],
 )
 def test_where_nothing_can_be_resumed(tmp_path, harm, given, said):
     """Damaged checkpoints alone are no reason to start anew over them."""

@@ -33,7 +33,10 @@ def wrapped(target, **options):
     torch.manual_seed(0)
     model = Maps()
     base = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    config = LoraConfig(**{"r": 4, "lora_alpha": 8, "target_modules": [target], "init_lora_weights": False} | options)
+    config = LoraConfig(
+        **{"r": 4, "lora_alpha": 8, "target_modules": [target], "init_lora_weights": False}
+        | options
+    )
     return get_peft_model(model, config).eval().get_base_model().get_submodule(target), base
 
 
@@ -42,7 +45,10 @@ def merged(layer, base, target, dtype=torch.float32):
     inner = layer.get_base_layer()
     hollow.empty(inner, torch.float32)
     stored = LoadedRows({name: tensor.to(dtype) for name, tensor in base.items()})
-    sources = {parameter: WeightSource(stored, f"{target}.{name}") for name, parameter in inner.named_parameters()}
+    sources = {
+        parameter: WeightSource(stored, f"{target}.{name}")
+        for name, parameter in inner.named_parameters()
+    }
     return merged_layer(target, layer, sources, ADAPTER)
 
 
@@ -77,7 +83,11 @@ def test_any_other_layer_is_merged_by_peft(target, options):
     ours = merged(layer, base, target)
     assert type(ours) is MergedLayer
     own = {name: ours.rows(name) for name in ours.names}
-    plain = nn.functional.embedding(ids, own["weight"]) if target == "table" else inputs @ own["weight"].T + own["bias"]
+    plain = (
+        nn.functional.embedding(ids, own["weight"])
+        if target == "table"
+        else inputs @ own["weight"].T + own["bias"]
+    )
     torch.testing.assert_close(plain, expected, atol=1e-5, rtol=0)
     assert all(map(hollow.is_hollow, layer.get_base_layer().parameters())), "weights are let go of"
     ours.forget()
@@ -90,7 +100,9 @@ def test_a_merge_that_is_not_the_adapter_is_refused(monkeypatch):
     ours = merged(layer, base, "map")
     ours.rows("weight")
     ours._factors.up_OR[3, 1] += 0.01
-    with pytest.raises(UserError, match=r"merging changed the output of map by .* more than rounding .*kind: LORA"):
+    with pytest.raises(
+        UserError, match=r"merging changed the output of map by .* more than rounding .*kind: LORA"
+    ):
         ours.rows("weight")
     ours.rows("weight", 4, None)  # other rows are as they should be
 

@@ -29,12 +29,16 @@ def trained_folder(tmp_path, method, tied):
     plain = TapeForCausalLM(tiny_config(encoding="rope", tie_word_embeddings=tied))
     plain.save_pretrained(tmp_path / "base")
     kind = methods.METHODS[method]
-    config = convert.tape_config(plain.config, position_encoding=kind.encoding, rope_parameters=LINEAR)
+    config = convert.tape_config(
+        plain.config, position_encoding=kind.encoding, rope_parameters=LINEAR
+    )
     model = convert.load(tmp_path / "base", config)
     prepared = prepare(
         method,
         model,
-        settings(train_position=kind.learns_positions, train_embeddings=kind.embeddings, group_tokens=4),
+        settings(
+            train_position=kind.learns_positions, train_embeddings=kind.embeddings, group_tokens=4
+        ),
     )
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
@@ -67,7 +71,9 @@ def test_a_merge_that_changes_logits_is_refused(tmp_path, monkeypatch, capsys):
     """Of an adapter that is merged as a whole, because it starts from the base's weights."""
     _, folder = trained_folder(tmp_path, "lora", tied=False)
     settings = json.loads((folder / "adapter_config.json").read_text())
-    (folder / "adapter_config.json").write_text(json.dumps(settings | {"init_lora_weights": "olora"}))
+    (folder / "adapter_config.json").write_text(
+        json.dumps(settings | {"init_lora_weights": "olora"})
+    )
     unloaded = LoraModel.merge_and_unload
 
     def wrong(self, **arguments):
@@ -78,12 +84,16 @@ def test_a_merge_that_changes_logits_is_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(LoraModel, "merge_and_unload", wrong)
     with pytest.raises(UserError, match="merging changed logits by"):
         merging.merge(folder)
-    assert "as a whole, in fp32: its adapter starts from the base's weights" in capsys.readouterr().err
+    assert (
+        "as a whole, in fp32: its adapter starts from the base's weights" in capsys.readouterr().err
+    )
 
 
 def test_the_tool_writes_a_whole_folder_or_none(tmp_path, monkeypatch, capsys):
     model, folder = trained_folder(tmp_path, "lora", tied=True)
-    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}))).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}))).save_pretrained(
+        folder
+    )
     assert merge.main([str(folder), str(tmp_path / "whole")]) == 0
     whole = AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
     assert whole.dtype == torch.float32 and whole.config.use_cache

@@ -35,6 +35,8 @@ def engine(nvme=False, round_robin=False, kind=DeepSpeedZeroOptimizer):
 )
 def test_an_engine_that_cannot_take_them_is_refused(tmp_path, made, said):
     write_engine(tmp_path / "checkpoint-7" / "global_step7", example_groups(), 2, 2)
-    with pytest.raises(UserError, match=f"(?s){said}.*start 2 processes at ZeRO stage 2") as refused:
+    with pytest.raises(
+        UserError, match=f"(?s){said}.*start 2 processes at ZeRO stage 2"
+    ) as refused:
         load_engine(made, seal(tmp_path / "checkpoint-7", 2, 2), 7, processes=1, stage=2)
     assert refused.value.on_one_rank  # a file may be missing for one rank alone

@@ -60,7 +60,9 @@ def full(path):
 
 def full_by_its_text(path):
     """As torch, safetensors and tokenizers tell of it."""
-    raise RuntimeError("[enforce fail at inline_container.cc] PytorchStreamWriter failed: file write failed")
+    raise RuntimeError(
+        "[enforce fail at inline_container.cc] PytorchStreamWriter failed: file write failed"
+    )
 
 
 @pytest.mark.parametrize("fails", [full, full_by_its_text])
@@ -75,7 +77,9 @@ def test_a_full_disk_costs_the_save_and_leaves_the_old_checkpoint(saver, tmp_pat
     assert save(mine, 3) is not None, "the next one is tried as usual"
 
 
-def test_without_room_for_a_checkpoint_as_large_as_the_last_nothing_is_written(saver, tmp_path, monkeypatch):
+def test_without_room_for_a_checkpoint_as_large_as_the_last_nothing_is_written(
+    saver, tmp_path, monkeypatch
+):
     mine = saver()
     save(mine, 1, content="w" * 2**20)
     monkeypatch.setattr(storage, "free_bytes", lambda folder: 2**24 + 2**19)
@@ -130,5 +134,7 @@ def test_an_engine_s_state_in_the_background_is_that_of_the_save(tmp_path):
     (name,) = part.entries
     with torch.serialization.safe_globals([Scale]):
         found = torch.load(tmp_path / name, weights_only=True)
-    assert found["groups"][0].tolist() == [1.0, 1.0] and found["shape"] == (2,) and found["step"] == 3
+    assert (
+        found["groups"][0].tolist() == [1.0, 1.0] and found["shape"] == (2,) and found["step"] == 3
+    )
     assert found["scaler"].value == 8

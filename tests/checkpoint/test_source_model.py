@@ -22,9 +22,15 @@ def finished(run):
 def test_a_run_and_its_trained_folder_are_the_same_source(finished):
     by_run, by_folder = (source_model.find(str(path)) for path in (finished, finished / "trained"))
     assert by_run.folder == by_folder.folder == finished / "trained"
-    assert by_run.record.method == "tape" and by_run.result.figures["steps"] == 16 and by_run.has_tokenizer
+    assert (
+        by_run.record.method == "tape"
+        and by_run.result.figures["steps"] == 16
+        and by_run.has_tokenizer
+    )
     assert by_run.config.max_position_embeddings == 128 and by_run.dtype == torch.float32
-    assert by_run.whole().fill(torch.float32).model.layers[0].position.attend.weight.abs().max() > 0.05
+    assert (
+        by_run.whole().fill(torch.float32).model.layers[0].position.attend.weight.abs().max() > 0.05
+    )
 
 
 def test_results_of_another_run_are_not_shown(finished, tmp_path):

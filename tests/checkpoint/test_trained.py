@@ -64,9 +64,13 @@ def test_another_base_under_its_name_is_refused(base, tmp_path):
     merging.merge(folder).save_pretrained(tmp_path / "merged")
     (tmp_path / "merged" / "model.safetensors").rename(base / "model.safetensors")
     for load in (trained.load_trained, merging.merge, merging.original_dtype):
-        with pytest.raises(UserError, match=r"trained on model.safetensors.*which now has model.safetensors"):
+        with pytest.raises(
+            UserError, match=r"trained on model.safetensors.*which now has model.safetensors"
+        ):
             load(folder)
-    assert not torch.allclose(logits(merging.merge(folder, base_anyway=True)), logits(model), atol=1e-3)
+    assert not torch.allclose(
+        logits(merging.merge(folder, base_anyway=True)), logits(model), atol=1e-3
+    )
 
 
 def test_a_base_may_move_and_gain_other_files(base, tmp_path):
@@ -95,7 +99,9 @@ def test_the_commit_that_was_trained_on_is_loaded(base, tmp_path, monkeypatch):
     assert (record.base, record.base_commit) == ("org/tiny", "a" * 40)
     (tmp_path / "hub" / "models--org--tiny" / "refs" / "main").write_text("b" * 40)
     assert torch.equal(logits(trained.load_trained(folder)), logits(model))
-    assert not torch.allclose(logits(trained.load_trained(folder, base_anyway=True)), logits(model), atol=1e-3)
+    assert not torch.allclose(
+        logits(trained.load_trained(folder, base_anyway=True)), logits(model), atol=1e-3
+    )
 
 
 def test_only_a_whole_model_needs_no_base(base, tmp_path):
@@ -109,14 +115,20 @@ def test_only_a_whole_model_needs_no_base(base, tmp_path):
     assert torch.equal(logits(merging.merge(folder)), logits(model))
 
 
-@pytest.mark.parametrize("damage", [{}, {"model.layers.9.weight": torch.zeros(1)}], ids=["missing", "extra"])
+@pytest.mark.parametrize(
+    "damage", [{}, {"model.layers.9.weight": torch.zeros(1)}], ids=["missing", "extra"]
+)
 @pytest.mark.parametrize("method", ["tape", "lora"])
 def test_tensors_that_do_not_fit_are_refused(base, tmp_path, method, damage):
     """peft by itself only warns of an adapter that lacks a tensor."""
     _, folder = trained_folder(base, tmp_path, method)
     file = folder / (trained.WEIGHTS if method == "tape" else trained.ADAPTER_WEIGHTS)
     tensors = load_file(file) | damage
-    name = "model.layers.9.weight" if damage else next(name for name in tensors if name.endswith("model.norm.weight"))
+    name = (
+        "model.layers.9.weight"
+        if damage
+        else next(name for name in tensors if name.endswith("model.norm.weight"))
+    )
     if not damage:
         del tensors[name]
     save_file(tensors, file)
@@ -124,7 +136,9 @@ def test_tensors_that_do_not_fit_are_refused(base, tmp_path, method, damage):
         trained.load_trained(folder)
 
 
-@pytest.mark.parametrize(("first", "then"), [("full", "tape"), ("lora", "tape"), ("tape", "lora"), ("tape", "full")])
+@pytest.mark.parametrize(
+    ("first", "then"), [("full", "tape"), ("lora", "tape"), ("tape", "lora"), ("tape", "full")]
+)
 def test_an_earlier_run_leaves_nothing_that_would_be_loaded(base, tmp_path, first, then):
     """Two methods, one output folder."""
     trained_folder(base, tmp_path, first, train_norms=False)
@@ -172,7 +186,14 @@ RIGHT = {"base": None, "method": "full", "names": ["a"], "format": trained.FORMA
 
 
 @pytest.mark.parametrize(
-    "content", [b"\xff", *(json.dumps(RIGHT | odd).encode() for odd in ({"format": 99}, {"names": [1]}, {"more": 1}))]
+    "content",
+    [
+        b"\xff",
+        *(
+            json.dumps(RIGHT | odd).encode()
+            for odd in ({"format": 99}, {"names": [1]}, {"more": 1})
+        ),
+    ],
 )
 def test_a_folder_without_a_record_is_refused(tmp_path, content):
     (tmp_path / trained.RECORD).write_bytes(content)
@@ -216,7 +237,13 @@ def test_what_makes_another_model_differs_from_how_it_is_held(base, tmp_path):
     shutil.copytree(base, tmp_path / "saved")
     storage.write_json(tmp_path / "saved" / trained.RECORD, asdict(record))
     assert trained.differences(tmp_path / "saved", SimpleNamespace(config=config), record) == []
-    other = tiny_config(tie_word_embeddings=True, position_options={"feed_forward": False}, max_position_embeddings=128)
-    assert trained.differences(tmp_path / "saved", SimpleNamespace(config=other), replace(record, method="tape")) == [
+    other = tiny_config(
+        tie_word_embeddings=True,
+        position_options={"feed_forward": False},
+        max_position_embeddings=128,
+    )
+    assert trained.differences(
+        tmp_path / "saved", SimpleNamespace(config=other), replace(record, method="tape")
+    ) == [
         *("method", "max_position_embeddings", "position_options"),
     ]

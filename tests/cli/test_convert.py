@@ -29,7 +29,16 @@ def run(*arguments):
 @pytest.mark.parametrize("name", ["llama 3", "qwen2"])
 def test_there_and_back(tmp_path, name):
     model = llama(tmp_path / "base", name)
-    assert run("llama-to-tape", tmp_path / "base", f"{tmp_path / 'tape'}/", "--position_encoding", "rope") == 0
+    assert (
+        run(
+            "llama-to-tape",
+            tmp_path / "base",
+            f"{tmp_path / 'tape'}/",
+            "--position_encoding",
+            "rope",
+        )
+        == 0
+    )
     assert run("tape-to-llama", tmp_path / "tape", tmp_path / "back") == 0
     assert type(AutoModelForCausalLM.from_pretrained(tmp_path / "tape")) is TapeForCausalLM
     back = AutoModelForCausalLM.from_pretrained(tmp_path / "back")
@@ -50,7 +59,11 @@ def test_rows_are_dropped_and_named(tmp_path, capsys):
     assert run(*arguments, "--tokenizer", tmp_path / "plain") == 0
     assert f"rows of the vocabulary: {VOCABULARY + 1} -> {VOCABULARY}" in capsys.readouterr().out
     ours = AutoModelForCausalLM.from_pretrained(tmp_path / "tape")
-    assert ours.config.vocab_size == VOCABULARY == len(AutoTokenizer.from_pretrained(tmp_path / "tape"))
+    assert (
+        ours.config.vocab_size
+        == VOCABULARY
+        == len(AutoTokenizer.from_pretrained(tmp_path / "tape"))
+    )
     assert torch.equal(ours.model.embed_tokens.weight, model.model.embed_tokens.weight[:VOCABULARY])
 
 
@@ -85,7 +98,9 @@ def test_a_reference_checkpoint_with_one_row_more_than_its_base(tmp_path):
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "whole").config.vocab_size == size + 1
     assert not (tmp_path / "whole" / "tokenizer.json").exists()
     assert run("reference-to-tape", source, tmp_path / "new") == 2, "no variant"
-    assert run("reference-to-tape", tmp_path, tmp_path / "new", "--variant", "adape") == 2, "no checkpoint"
+    assert run("reference-to-tape", tmp_path, tmp_path / "new", "--variant", "adape") == 2, (
+        "no checkpoint"
+    )
     cut = ("reference-to-tape", source, tmp_path / "cut", "--variant", "adape", "--rows", size)
     assert run(*cut) == 2
     assert run(*cut, "--tokenizer", tmp_path / "tokenizer") == 0

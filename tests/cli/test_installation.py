@@ -12,7 +12,9 @@ from setuptools import find_packages
 from tape_ds.installation import DS_CONFIGS, RECIPES
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-SETUP = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+SETUP = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
+    "setuptools"
+]
 
 
 def test_a_wheel_has_every_package_and_the_two_folders():
@@ -25,7 +27,9 @@ def test_a_wheel_has_every_package_and_the_two_folders():
 def test_a_script_runs_its_own_checkout_from_anywhere(door, tmp_path):
     """Python's environment may have the package of another checkout: here it finds a broken one first."""
     (tmp_path / "tape_ds").mkdir()
-    (tmp_path / "tape_ds" / "__init__.py").write_text("raise RuntimeError('the package of another checkout')")
+    (tmp_path / "tape_ds" / "__init__.py").write_text(
+        "raise RuntimeError('the package of another checkout')"
+    )
     shown = subprocess.run(
         [sys.executable, str(CHECKOUT / door), "--help"],
         cwd=tmp_path,

@@ -68,7 +68,12 @@ def test_an_adapter_of_peft_becomes_a_whole_folder(base, tmp_path, capsys):
 
 def test_other_families_and_this_project_s_own_are_merged(tmp_path, capsys):
     """In the dtype in which the base is stored; a base without a tokenizer makes a folder without one."""
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     torch.manual_seed(0)
     neox = GPTNeoXForCausalLM(GPTNeoXConfig(**sizes, vocab_size=128))
     tape = TapeForCausalLM(tiny_config())
@@ -76,7 +81,10 @@ def test_other_families_and_this_project_s_own_are_merged(tmp_path, capsys):
         model.to(torch.bfloat16).save_pretrained(tmp_path / name)
         folder = adapter(tmp_path / name, tmp_path / f"{name}-adapter", target_modules=[target])
         assert merge.main([str(folder), str(tmp_path / f"{name}-whole")]) == 0
-        assert "no tokenizer: neither the adapter's folder nor its base's has one" in capsys.readouterr().out
+        assert (
+            "no tokenizer: neither the adapter's folder nor its base's has one"
+            in capsys.readouterr().out
+        )
         whole = AutoModelForCausalLM.from_pretrained(tmp_path / f"{name}-whole", dtype="auto")
         assert type(whole) is type(model) and whole.dtype == torch.bfloat16
         expected = unmerged(tmp_path / name, folder)
@@ -125,9 +133,16 @@ def test_export_and_recipes_name_the_command_that_makes_a_whole_model(base, tmp_
 
 def mixture(folder, **changes):
     """A tiny Mixtral, whose files have a matrix for each expert where the model has one for all."""
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     torch.manual_seed(0)
-    config = MixtralConfig(**sizes, num_key_value_heads=2, num_local_experts=4, vocab_size=128, **changes)
+    config = MixtralConfig(
+        **sizes, num_key_value_heads=2, num_local_experts=4, vocab_size=128, **changes
+    )
     MixtralForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
     return folder
 
@@ -144,7 +159,10 @@ EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
         {"target_modules": [], "target_parameters": EXPERTS[:1]},
         {"use_dora": True, "modules_to_save": ["lm_head"]},
         {"target_modules": ["q_proj", "embed_tokens", "lm_head"]},
-        {"rank_pattern": {"layers.0.self_attn.q_proj": 3}, "alpha_pattern": {"layers.1.self_attn.q_proj": 7}},
+        {
+            "rank_pattern": {"layers.0.self_attn.q_proj": 3},
+            "alpha_pattern": {"layers.1.self_attn.q_proj": 7},
+        },
     ],
 )
 def test_experts_and_all_else_are_merged_tensor_by_tensor(tmp_path, options, capsys):
@@ -153,9 +171,17 @@ def test_experts_and_all_else_are_merged_tensor_by_tensor(tmp_path, options, cap
     folder = adapter(base, tmp_path / "adapter", **options)
     assert merge.main([str(folder), str(tmp_path / "whole"), "--check_logits"]) == 0
     printed = capsys.readouterr()
-    assert "logits: merged, they differ from the adapter's by" in printed.out and "as a whole" not in printed.err
+    assert (
+        "logits: merged, they differ from the adapter's by" in printed.out
+        and "as a whole" not in printed.err
+    )
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    expected = PeftModel.from_pretrained(model, str(folder)).merge_and_unload().to(torch.bfloat16).state_dict()
+    expected = (
+        PeftModel.from_pretrained(model, str(folder))
+        .merge_and_unload()
+        .to(torch.bfloat16)
+        .state_dict()
+    )
     ours = AutoModelForCausalLM.from_pretrained(tmp_path / "whole", dtype="auto").state_dict()
     before = AutoModelForCausalLM.from_pretrained(base).state_dict()
     assert ours.keys() == expected.keys()
@@ -181,9 +207,14 @@ def test_a_base_of_torch_s_own_files_is_merged(base, tmp_path):
     folder = adapter(base, tmp_path / "adapter")
     assert merge.main([str(folder), str(tmp_path / "of-safetensors")]) == 0
     settings = json.loads((folder / "adapter_config.json").read_text())
-    (folder / "adapter_config.json").write_text(json.dumps(settings | {"base_model_name_or_path": str(torchs)}))
+    (folder / "adapter_config.json").write_text(
+        json.dumps(settings | {"base_model_name_or_path": str(torchs)})
+    )
     assert merge.main([str(folder), str(tmp_path / "of-torch")]) == 0
-    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("of-safetensors", "of-torch")]
+    files = [
+        (tmp_path / name / "model.safetensors").read_bytes()
+        for name in ("of-safetensors", "of-torch")
+    ]
     assert files[0] == files[1]
 
 
@@ -191,13 +222,22 @@ def test_a_gguf_base_is_merged(base, tmp_path, monkeypatch):
     """It is unpacked into the cache, once, and is then a folder like any other."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     file = tmp_path / "base.gguf"
-    assert export.main([str(base), "--gguf", str(file), "--gguf_type", "F32", "--gguf_tokenizer", "none"]) == 0
+    assert (
+        export.main(
+            [str(base), "--gguf", str(file), "--gguf_type", "F32", "--gguf_tokenizer", "none"]
+        )
+        == 0
+    )
     folder = adapter(base, tmp_path / "adapter", target_modules=["q_proj", "down_proj"])
     assert merge.main([str(folder), str(tmp_path / "of-folder")]) == 0
     settings = json.loads((folder / "adapter_config.json").read_text())
-    (folder / "adapter_config.json").write_text(json.dumps(settings | {"base_model_name_or_path": str(file)}))
+    (folder / "adapter_config.json").write_text(
+        json.dumps(settings | {"base_model_name_or_path": str(file)})
+    )
     assert merge.main([str(folder), str(tmp_path / "of-gguf")]) == 0
-    expected, found = (load_file(tmp_path / name / "model.safetensors") for name in ("of-folder", "of-gguf"))
+    expected, found = (
+        load_file(tmp_path / name / "model.safetensors") for name in ("of-folder", "of-gguf")
+    )
     assert expected.keys() == found.keys()
     assert [name for name in found if not torch.equal(found[name], expected[name])] == []
 
@@ -213,7 +253,9 @@ def test_logits_are_compared_on_request(base, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(AdaptedWeights, "rows", wrong)
     assert merge.main([str(folder), str(tmp_path / "unseen")]) == 0
     assert merge.main([str(folder), str(tmp_path / "out"), "--check_logits"]) == 2
-    assert "merging changed logits by" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert (
+        "merging changed logits by" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    )
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -224,11 +266,19 @@ def test_embeddings_in_the_adapter_s_file_take_the_base_s_place(base, tmp_path, 
     model.save_pretrained(tmp_path / "base")
     with torch.no_grad():
         model.get_input_embeddings().weight[7] += 1
-    config = LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj", "embed_tokens"], init_lora_weights=False)
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=2,
+        target_modules=["q_proj", "embed_tokens"],
+        init_lora_weights=False,
+    )
     adapted = get_peft_model(model, config).eval()
     adapted.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
     adapted.save_pretrained(tmp_path / "adapter")
-    assert any("base_layer" in name for name in load_file(tmp_path / "adapter" / "adapter_model.safetensors"))
+    assert any(
+        "base_layer" in name
+        for name in load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    )
     assert merge.main([str(tmp_path / "adapter"), str(tmp_path / "out")]) == 0
     whole = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     loaded = PeftModel.from_pretrained(
@@ -253,7 +303,9 @@ def test_bytes_are_counted_as_they_are_written(base, tmp_path, monkeypatch):
     monkeypatch.setattr(writing, "tqdm", Bar)
     assert merge.main([str(adapter(base, tmp_path / "adapter")), str(tmp_path / "out")]) == 0
     (bar,) = bars
-    total = sum(tensor.nbytes for tensor in load_file(tmp_path / "out" / "model.safetensors").values())
+    total = sum(
+        tensor.nbytes for tensor in load_file(tmp_path / "out" / "model.safetensors").values()
+    )
     assert bar.counted == bar.total == total
 
 
@@ -278,7 +330,12 @@ def killed_at(place, name, calls, arguments):
 
 @pytest.mark.parametrize(
     ("place", "name", "calls"),
-    [(SafetensorsFile, "write", 0), (SafetensorsFile, "write", 9), (storage, "sync", 0), (storage, "sync", 5)],
+    [
+        (SafetensorsFile, "write", 0),
+        (SafetensorsFile, "write", 9),
+        (storage, "sync", 0),
+        (storage, "sync", 5),
+    ],
 )
 def test_a_merge_that_is_killed_leaves_no_folder(base, tmp_path, place, name, calls):
     """A folder has every file, on the disk, before it gets its name; what was left is removed by the next try."""
@@ -288,4 +345,6 @@ def test_a_merge_that_is_killed_leaves_no_folder(base, tmp_path, place, name, ca
     assert not out.exists() and list(tmp_path.glob("out.building-*"))
     assert merge.main([str(folder), str(out)]) == 0
     assert not list(tmp_path.glob("out.building-*"))
-    torch.testing.assert_close(logits(AutoModelForCausalLM.from_pretrained(out)), unmerged(base, folder))
+    torch.testing.assert_close(
+        logits(AutoModelForCausalLM.from_pretrained(out)), unmerged(base, folder)
+    )

@@ -23,7 +23,9 @@ def there(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "words.txt").write_text("one two three " * 50)
     (tmp_path / "checkpoint-2").mkdir()
-    Manifest(step=2, processes=1, stage=None, files={}, identity={}).write(tmp_path / "checkpoint-2")
+    Manifest(step=2, processes=1, stage=None, files={}, identity={}).write(
+        tmp_path / "checkpoint-2"
+    )
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("mine")
     (tmp_path / "link").symlink_to("nowhere")

@@ -23,7 +23,14 @@ def test_the_flags_of_a_chosen_layout_give_the_same_page(capsys):
 
 
 def test_a_search_prints_its_winner_s_flags(capsys):
-    cautious = ("--deepspeed", "zero3", "--activation_checkpointing", "true", "--per_device_train_batch_size", "1")
+    cautious = (
+        "--deepspeed",
+        "zero3",
+        "--activation_checkpointing",
+        "true",
+        "--per_device_train_batch_size",
+        "1",
+    )
     code, out = said(capsys, "llama2_7b_8k", "--gpus", "8", "--gpu", "h200", "--search", *cautious)
     flags = "--deepspeed zero1 --per_device_train_batch_size 1 --activation_checkpointing false"
     assert code == 0 and f"its flags:\n  {flags}\n" in out
@@ -42,7 +49,13 @@ def test_a_layout_that_does_not_fit_has_its_exit_code(capsys):
         (["llama2_7b_8k", "--gpu", "a1000"], "unknown GPU"),
         (["llama2_7b_8k", "--gpus", "8", "--tensor_parallel_size", "3"], "does not divide"),
         (["llama2_7b_8k", "--price", "nan"], "not a price"),
-        (["llama2_7b_8k", *["--documents", "4", "--attend_across", "true", "--append_eos", "true"]], "have no borders"),
+        (
+            [
+                "llama2_7b_8k",
+                *["--documents", "4", "--attend_across", "true", "--append_eos", "true"],
+            ],
+            "have no borders",
+        ),
         (["llama2_7b_8k", "--windoww", "3"], "windoww"),
     ],
 )

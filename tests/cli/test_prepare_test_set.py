@@ -16,21 +16,30 @@ from tests.data.local_hub import local_hub
 from tests.data.sources.test_opening import archive, lines, zstd
 
 PROOF = "datasets/hoskinson-center/proof-pile@490b980249446f2f3bd2df3a8cf085d0f2de240a/test/proofpile_test.jsonl.gz"
-PILE = "datasets/monology/pile-uncopyrighted@3be90335b66f24456a5d6659d9c8d208c0357119/test.jsonl.zst"
+PILE = (
+    "datasets/monology/pile-uncopyrighted@3be90335b66f24456a5d6659d9c8d208c0357119/test.jsonl.zst"
+)
 REPORTS = "datasets/tau/scrolls/gov_report.zip"
 
 
 @pytest.fixture
 def hub(monkeypatch):
     """The four sets as the hub has them; PG-19 through ``datasets``, which is replaced."""
-    pile = [{"text": f"code {n}", "meta": {"pile_set_name": ("Github", "ArXiv")[n % 2]}} for n in range(4)]
+    pile = [
+        {"text": f"code {n}", "meta": {"pile_set_name": ("Github", "ArXiv")[n % 2]}}
+        for n in range(4)
+    ]
     books = datasets.IterableDataset.from_generator(
         lambda n: ({"text": f"book {i}"} for i in n), gen_kwargs={"n": [1, 2]}
     )
     asked = []
-    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **options: asked.append((args, options)) or books)
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda *args, **options: asked.append((args, options)) or books
+    )
     files = {
-        PROOF: gzip.compress(lines({"text": "short"}, *({"text": f"proof {n} " * 3} for n in range(9)))),
+        PROOF: gzip.compress(
+            lines({"text": "short"}, *({"text": f"proof {n} " * 3} for n in range(9)))
+        ),
         PILE: zstd(lines(*pile)),
         REPORTS: archive("gov_report/test.jsonl", lines({"input": "a report", "output": None})),
     }
@@ -46,7 +55,14 @@ def make(tmp_path, monkeypatch, capsys):
 
     def call(name, *arguments):
         path = tmp_path / f"{name}.bin"
-        command = [name, "--tokenizer", str(tmp_path / "tokenizer"), "--output", str(path), *map(str, arguments)]
+        command = [
+            name,
+            "--tokenizer",
+            str(tmp_path / "tokenizer"),
+            "--output",
+            str(path),
+            *map(str, arguments),
+        ]
         assert prepare_test_set.main(command) == 0
         record = token_file.read_record(path)
         ids = np.fromfile(path, token_file.WIDTHS[record.width])
@@ -75,10 +91,18 @@ def test_gov_report_is_read_inside_its_archive(hub, make):
 
 
 def test_proof_pile_takes_the_first_that_are_long(hub, make, monkeypatch):
-    assert (TEST_SETS["proof_pile"]["min_tokens"], TEST_SETS["proof_pile"]["max_documents"]) == (32_768, 128)
+    assert (TEST_SETS["proof_pile"]["min_tokens"], TEST_SETS["proof_pile"]["max_documents"]) == (
+        32_768,
+        128,
+    )
     text, record = make("proof_pile", "--min_tokens", 10, "--max_documents", 2)
     assert text == "proof 0 " * 3 + "proof 1 " * 3
-    assert record.choice == {"min_tokens": 10, "max_tokens": None, "max_documents": 2, "keep_special": False}
+    assert record.choice == {
+        "min_tokens": 10,
+        "max_tokens": None,
+        "max_documents": 2,
+        "keep_special": False,
+    }
 
 
 def test_own_texts_with_and_without_special_tokens(make, tmp_path):
@@ -108,6 +132,8 @@ def test_refusals_leave_everything_as_it_was(make, tmp_path, capsys):
     assert "old.bin is a file" in refused("--output", tmp_path / "old.bin" / "new.bin", *text)
     assert "exists" in refused("--output", tmp_path / "old.bin", *text)
     assert "exists" in refused("--output", tmp_path / "link.bin", *text)
-    assert "no document has a token" in refused("--output", tmp_path / "new.bin", *text, "--min_tokens", 1000)
+    assert "no document has a token" in refused(
+        "--output", tmp_path / "new.bin", *text, "--min_tokens", 1000
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == before
     assert (tmp_path / "old.bin").read_bytes() == b"old" and (tmp_path / "link.bin").is_symlink()

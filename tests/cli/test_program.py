@@ -45,9 +45,19 @@ def test_every_kind_of_recipe_has_its_script_and_every_training_command_its_line
         ("extend", "--recipe x", False, None),
         ("extend", "--recipe x", True, "--module tape_ds extend --recipe x"),
         ("extend", "--print_config", True, None),
-        ("extend", "--num_gpus 2 --print_config", True, "--num_gpus 2 --module tape_ds extend --print_config"),
+        (
+            "extend",
+            "--num_gpus 2 --print_config",
+            True,
+            "--num_gpus 2 --module tape_ds extend --print_config",
+        ),
         ("extend", "--no_ssh --window 8", False, "--no_ssh --module tape_ds extend --window 8"),
-        ("evaluate", "report a --num_gpus 2", True, "--num_gpus 2 --module tape_ds evaluate report a"),
+        (
+            "evaluate",
+            "report a --num_gpus 2",
+            True,
+            "--num_gpus 2 --module tape_ds evaluate report a",
+        ),
         ("plan", "x --num_gpus 2", True, None),
         ("extend", "x --gpus 2", False, "--num_gpus 2 --module tape_ds extend x"),
         ("evaluate", "report a --gpus=2", True, "--num_gpus=2 --module tape_ds evaluate report a"),
@@ -65,7 +75,10 @@ def test_deepspeed_s_launcher_has_our_list_of_options():
     def found(parser, *_, **__):
         raise Found(parser)
 
-    with mock.patch.object(argparse.ArgumentParser, "parse_args", found), pytest.raises(Found) as raised:
+    with (
+        mock.patch.object(argparse.ArgumentParser, "parse_args", found),
+        pytest.raises(Found) as raised,
+    ):
         runner.parse_args([])
     theirs = raised.value.args[0]._option_string_actions
     assert {option: theirs[option].nargs != 0 for option in DEEPSPEED_OPTIONS} == DEEPSPEED_OPTIONS
@@ -84,12 +97,16 @@ def test_no_command_has_an_option_of_the_launcher():
 @pytest.fixture
 def variables(monkeypatch):
     """Put back what the program sets for the whole process."""
-    monkeypatch.setattr(os, "environ", {name: os.environ[name] for name in os.environ if name != "DS_ACCELERATOR"})
+    monkeypatch.setattr(
+        os, "environ", {name: os.environ[name] for name in os.environ if name != "DS_ACCELERATOR"}
+    )
     monkeypatch.setattr(sys, "argv", [])
     return os.environ
 
 
-@pytest.mark.parametrize(("cuda", "own", "expected"), [(0, None, "cpu"), (0, "cuda", "cuda"), (2, None, None)])
+@pytest.mark.parametrize(
+    ("cuda", "own", "expected"), [(0, None, "cpu"), (0, "cuda", "cuda"), (2, None, None)]
+)
 def test_a_command_runs_in_this_process(monkeypatch, variables, cuda, own, expected):
     if own:
         variables["DS_ACCELERATOR"] = own
@@ -104,12 +121,18 @@ def test_a_command_runs_in_this_process(monkeypatch, variables, cuda, own, expec
 def test_deepspeed_replaces_the_process(monkeypatch, variables):
     """Signals and exit codes are then its own."""
     monkeypatch.setattr(program, "gpus", lambda: 2)
-    with mock.patch.object(os, "execve", side_effect=SystemExit) as become, pytest.raises(SystemExit):
+    with (
+        mock.patch.object(os, "execve", side_effect=SystemExit) as become,
+        pytest.raises(SystemExit),
+    ):
         program.main(["extend", "--num_gpus", "2", "--window", "a b"])
     path, line, environment = become.call_args.args
     shown = "--num_gpus 2 --module tape_ds extend --window"
     assert path == sys.executable and line == [*RUNNER, *shown.split(), "a b"]
-    assert environment["PYTHONPATH"].split(os.pathsep)[0] == str(ROOT) and environment["PYTHONSAFEPATH"] == "1"
+    assert (
+        environment["PYTHONPATH"].split(os.pathsep)[0] == str(ROOT)
+        and environment["PYTHONSAFEPATH"] == "1"
+    )
 
 
 @pytest.mark.parametrize(("starts", "expected"), [(0, 4), (100, 0)])
@@ -130,7 +153,11 @@ def test_gpus_are_those_that_the_driver_shows(monkeypatch, starts, expected):
 
 def test_folders_and_version_are_printed(capsys):
     assert program.main(["--folder"]) == program.main(["--version"]) == 0
-    assert capsys.readouterr().out.splitlines() == [f"{ROOT}/launchers/recipes", f"{ROOT}/ds_configs", __version__]
+    assert capsys.readouterr().out.splitlines() == [
+        f"{ROOT}/launchers/recipes",
+        f"{ROOT}/ds_configs",
+        __version__,
+    ]
 
 
 def test_an_installed_package_lists_no_command_of_a_checkout(monkeypatch):
@@ -138,7 +165,9 @@ def test_an_installed_package_lists_no_command_of_a_checkout(monkeypatch):
     listed = set(re.findall(r"^    ([a-z][a-z-]*)  ", program.usage(), re.MULTILINE))
     assert listed == set(MODULES)
     monkeypatch.setattr(installation, "IS_CHECKOUT", False)
-    assert set(re.findall(r"^    ([a-z][a-z-]*)  ", program.usage(), re.MULTILINE)) == listed - {"experiment"}
+    assert set(re.findall(r"^    ([a-z][a-z-]*)  ", program.usage(), re.MULTILINE)) == listed - {
+        "experiment"
+    }
 
 
 def test_a_misspelt_command_is_named(capsys):

@@ -24,4 +24,6 @@ def test_help_of_one_field(capsys):
 
 def test_the_page_of_fields_is_made_of_the_fields():
     written = (ROOT / "docs" / "fields.md").read_text(encoding="utf-8")
-    assert written == recipe_help.page(list(KINDS.values())), "run python -m tape_ds.cli.recipe_help > docs/fields.md"
+    assert written == recipe_help.page(list(KINDS.values())), (
+        "run python -m tape_ds.cli.recipe_help > docs/fields.md"
+    )

@@ -57,14 +57,19 @@ def serving(name_or_path, name="tiny", template=None, length=LENGTH):
     tokenizer = model.tokenizer()
     tokenizer.chat_template = template
     with listening(application(Served(model.load(), tokenizer, name, length))) as port:
-        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+        client = openai.OpenAI(
+            base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0
+        )
         with client:
             yield client
 
 
 def generated(name_or_path, prompt, tokens):
     """The greedy text that ``generate`` gives."""
-    model, tokenizer = found(name_or_path).load(), AutoTokenizer.from_pretrained(found(name_or_path).folder)
+    model, tokenizer = (
+        found(name_or_path).load(),
+        AutoTokenizer.from_pretrained(found(name_or_path).folder),
+    )
     ids = tokenizer(prompt, return_tensors="pt").input_ids
     out = model.generate(ids, max_new_tokens=tokens, do_sample=False)
     return tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
@@ -78,9 +83,16 @@ def folders(run, base, tmp_path_factory):  # noqa: F811
         folder.write(source_model.find(str(each)), made / name, name)
     settings = LoraConfig(target_modules=["q_proj"], init_lora_weights=False)
     torch.manual_seed(2)
-    get_peft_model(AutoModelForCausalLM.from_pretrained(base), settings).save_pretrained(made / "adapter")
+    get_peft_model(AutoModelForCausalLM.from_pretrained(base), settings).save_pretrained(
+        made / "adapter"
+    )
     AutoTokenizer.from_pretrained(base).save_pretrained(made / "adapter")
-    return {"run": trained, "own code": made / "own code", "plain": made / "plain", "adapter": made / "adapter"}
+    return {
+        "run": trained,
+        "own code": made / "own code",
+        "plain": made / "plain",
+        "adapter": made / "adapter",
+    }
 
 
 @pytest.mark.parametrize("kind", ["run", "own code", "plain", "adapter"])
@@ -91,31 +103,47 @@ def test_a_completion_is_the_greedy_text_of_generate(folders, kind):
         whole = client.completions.create(**asked)
         assert [each.id for each in client.models.list()] == ["tiny"]
         pieces = [chunk.choices[0] for chunk in client.completions.create(**asked, stream=True)]
-    assert whole.choices[0].text == "".join(piece.text for piece in pieces) == wanted and len(wanted.split()) > 4
+    assert (
+        whole.choices[0].text == "".join(piece.text for piece in pieces) == wanted
+        and len(wanted.split()) > 4
+    )
     assert whole.usage.prompt_tokens == 4 and len(pieces) > 4
 
 
 def test_a_tokenizer_that_ends_texts_does_not_end_a_prompt(folders, tmp_path):
-    wanted, ending = generated(folders["plain"], PROMPT, 6), shutil.copytree(folders["plain"], tmp_path / "ending")
+    wanted, ending = (
+        generated(folders["plain"], PROMPT, 6),
+        shutil.copytree(folders["plain"], tmp_path / "ending"),
+    )
     tokenizer = AutoTokenizer.from_pretrained(ending)
     end = (tokenizer.eos_token, tokenizer.eos_token_id)
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"$A {end[0]}", special_tokens=[end])
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"$A {end[0]}", special_tokens=[end]
+    )
     tokenizer.save_pretrained(ending)
     asked = {"model": "tiny", "prompt": PROMPT, "max_tokens": 6, "temperature": 0}
     with serving(ending) as client:
         whole = client.completions.create(**asked)
-        pieces = [chunk.choices[0].text for chunk in client.completions.create(**asked, stream=True)]
+        pieces = [
+            chunk.choices[0].text for chunk in client.completions.create(**asked, stream=True)
+        ]
     assert whole.choices[0].text == "".join(pieces) == wanted and whole.usage.prompt_tokens == 4
 
 
 def test_a_chat_is_answered_whole_and_as_a_stream(folders):
     template = "w1 {% for m in messages %}{{ m['content'] }} {% endfor %}"
     wanted = generated(folders["run"], f"w1 {PROMPT}", 6)
-    asked = {"model": "tiny", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 6, "temperature": 0}
+    asked = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": PROMPT}],
+        "max_tokens": 6,
+        "temperature": 0,
+    }
     with serving(folders["run"], template=template) as client:
         whole = client.chat.completions.create(**asked).choices[0].message.content
         pieces = [
-            chunk.choices[0].delta.content or "" for chunk in client.chat.completions.create(**asked, stream=True)
+            chunk.choices[0].delta.content or ""
+            for chunk in client.chat.completions.create(**asked, stream=True)
         ]
     assert whole == "".join(pieces) == wanted
 
@@ -132,7 +160,9 @@ def test_a_prompt_without_room_for_an_answer_is_refused(folders):
             client.chat.completions.create(messages=message, **asked)
         with pytest.raises(openai.BadRequestError, match="no room"):
             client.responses.create(model="tiny", input="w5 " * 99)
-        left = client.completions.create(model="tiny", prompt="w5 " * 13, max_tokens=50, temperature=0)
+        left = client.completions.create(
+            model="tiny", prompt="w5 " * 13, max_tokens=50, temperature=0
+        )
     assert left.usage.completion_tokens <= 3, "an answer ends where the length does"
 
 
@@ -181,7 +211,12 @@ def port_of_none():
         return str(free.getsockname()[1])
 
 
-def test_settings_of_the_model_that_are_not_done_are_refused_and_the_remedy_works(base, tmp_path, started, capsys):  # noqa: F811
+def test_settings_of_the_model_that_are_not_done_are_refused_and_the_remedy_works(
+    base,  # noqa: F811
+    tmp_path,
+    started,
+    capsys,
+):
     beams = shutil.copytree(base, tmp_path / "beams")
     GenerationConfig(num_beams=4, no_repeat_ngram_size=3).save_pretrained(beams)
     assert serve.main([str(beams), "--port", port_of_none()]) == 2
@@ -195,7 +230,9 @@ def test_settings_of_the_model_that_are_not_done_are_refused_and_the_remedy_work
 def test_port_0_is_one_that_is_free(base, started, capsys):  # noqa: F811
     """The address was printed with port 0, and the real one was nowhere to be read."""
     assert serve.main([str(base), "--port", "0"]) == 0
-    assert started["port"] > 0 and f"http://127.0.0.1:{started['port']}/v1" in capsys.readouterr().out
+    assert (
+        started["port"] > 0 and f"http://127.0.0.1:{started['port']}/v1" in capsys.readouterr().out
+    )
 
 
 def test_settings_of_the_model_that_are_used_are_named(base, tmp_path, started, capsys):  # noqa: F811
@@ -224,13 +261,25 @@ def answered(port, path="/health", **headers):
 @pytest.mark.slow
 def test_the_command_serves_until_it_is_told_to_stop(folders):
     port = port_of_none()
-    command = [sys.executable, "-m", "tape_ds", "serve", str(folders["run"]), "--port", port, "--name", "mine"]
+    command = [
+        sys.executable,
+        "-m",
+        "tape_ds",
+        "serve",
+        str(folders["run"]),
+        "--port",
+        port,
+        "--name",
+        "mine",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert "mine, up to 128 tokens" in server.stdout.readline()
             assert answered(port) == 200 and answered(port, Host="elsewhere.example") == 421
             with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none") as client:
-                asked = client.completions.create(model="mine", prompt=PROMPT, max_tokens=6, temperature=0)
+                asked = client.completions.create(
+                    model="mine", prompt=PROMPT, max_tokens=6, temperature=0
+                )
         finally:
             server.terminate()
     assert asked.choices[0].text == generated(folders["run"], PROMPT, 6)
@@ -258,7 +307,13 @@ def test_a_long_answer_does_not_keep_the_process_and_its_client_reads_why(base, 
     port = port_of_none()
     command = [sys.executable, "-c", SLOWED, str(base), "--port", port, "--name", "mine"]
     body = json.dumps(
-        {"model": "mine", "prompt": PROMPT, "max_tokens": 60, "logit_bias": {"2": -100}, "stream": stream}
+        {
+            "model": "mine",
+            "prompt": PROMPT,
+            "max_tokens": 60,
+            "logit_bias": {"2": -100},
+            "stream": stream,
+        }
     ).encode()
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:

@@ -21,19 +21,31 @@ from tests.config.loads import extension as load
 
 def test_scaling_alone_needs_no_batch_that_divides():
     lines = train.describe(load(["--method", "yarn", "--max_steps", "-1"], world_size=3))
-    assert "yarn, training nothing" in lines and "no DeepSpeed" in lines and "tokens a step" not in lines
+    assert (
+        "yarn, training nothing" in lines
+        and "no DeepSpeed" in lines
+        and "tokens a step" not in lines
+    )
 
 
 def test_the_plan_says_which_engines_will_serve_it():
     """YaRN is written in the form that most of them read; another scaling, or a factor of its own, loses some."""
     words = ["--recipe", "demo", "--method", "lora", "--position_options", "{}", "--dry_run"]
     served = [
-        next(each for each in train.describe(load([*words, *more], world_size=1)).splitlines() if "served " in each)
+        next(
+            each
+            for each in train.describe(load([*words, *more], world_size=1)).splitlines()
+            if "served " in each
+        )
         for more in ([], ["--rope_parameters.attention_factor", "1.0"], ["--method", "tape+lora"])
     ]
-    assert served[0].partition("; ")[0].endswith("right by vLLM, SGLang, mlx-lm, OpenVINO, llama.cpp")
+    assert (
+        served[0].partition("; ")[0].endswith("right by vLLM, SGLang, mlx-lm, OpenVINO, llama.cpp")
+    )
     assert "; right with a flag by LMDeploy; " in served[0]
-    assert "SILENTLY WRONG in onnxruntime-genai" in served[0] and "refused by CTranslate2" in served[0]
+    assert (
+        "SILENTLY WRONG in onnxruntime-genai" in served[0] and "refused by CTranslate2" in served[0]
+    )
     assert served[1] != served[0] and "transformers with the folder's own code" in served[2]
 
 
@@ -44,7 +56,10 @@ def test_shipped_recipes_use_the_form_of_yarn_that_most_engines_read():
         if config is not None:
             form = forms.form_of(config_json.planned(config))
             seen.append(form.scaling)
-            assert form.scaling != "yarn_exact_ramp" and set(form.traits) <= {form.scaling, "yarn_betas_unnamed"}, name
+            assert form.scaling != "yarn_exact_ramp" and set(form.traits) <= {
+                form.scaling,
+                "yarn_betas_unnamed",
+            }, name
     assert "yarn" in seen and "linear" in seen
 
 
@@ -57,7 +72,15 @@ def test_the_command_of_a_plan_for_gpus_asks_for_the_same_run(monkeypatch, tmp_p
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(hardware, "gpu_at_hand", lambda: None)
     Path("my.yaml").write_text("base: demo\n")
-    words = ["--recipe", "my.yaml", "--method", "lora", "--rope_parameters.factor", "null", "--dry_run"]
+    words = [
+        "--recipe",
+        "my.yaml",
+        "--method",
+        "lora",
+        "--rope_parameters.factor",
+        "null",
+        "--dry_run",
+    ]
     words += ["--train_data", '["stdlib"]']
     recipe = load(words, world_size=2)
     asked = line(recipe).partition("tape-ds plan ")[2]
@@ -87,7 +110,9 @@ def test_the_plan_says_that_the_folder_is_taken(tmp_path):
             load([*words, *more], world_size=1)
         )
     run_folder.begin(output, 0, {})
-    assert "it holds an earlier run's results/ (1 file)" in train.describe(load(words, world_size=1))
+    assert "it holds an earlier run's results/ (1 file)" in train.describe(
+        load(words, world_size=1)
+    )
     assert "it holds" not in train.describe(load([*words, "--start_anew"], world_size=1))
     lock = run_lock.RunLock(output, 0)
     lock.acquire()
@@ -100,7 +125,15 @@ def test_the_plan_says_that_the_folder_is_taken(tmp_path):
 
 
 def test_what_a_library_and_what_the_model_refuses_is_one_message():
-    words = ["--recipe", "chat_tiny", "--torch_compile", "--torch_compile_mode", "x", "--position_learning_rate", "10x"]
+    words = [
+        "--recipe",
+        "chat_tiny",
+        "--torch_compile",
+        "--torch_compile_mode",
+        "x",
+        "--position_learning_rate",
+        "10x",
+    ]
     with pytest.raises(UserError) as refused:
         train.describe(loads.chat([*words, "--dry_run"]))
     assert len(refused.value.problems) == 2
@@ -113,6 +146,8 @@ def test_memory_that_a_library_cannot_count_is_a_mistake(monkeypatch):
         raise RuntimeError("Storage size calculation overflowed\nwith sizes=[9223372036854775807]")
 
     monkeypatch.setattr(recipe_job, "memory_line", overflow)
-    with pytest.raises(UserError, match="RuntimeError: Storage size calculation overflowed with") as refused:
+    with pytest.raises(
+        UserError, match="RuntimeError: Storage size calculation overflowed with"
+    ) as refused:
         train.describe(load(["--recipe", "demo"]))
     assert [problem.field for problem in refused.value.problems] == ["window"]

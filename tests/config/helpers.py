@@ -37,7 +37,9 @@ def write(name="mine.yaml", without=(), text=None, good=GOOD, **fields):
 
 def in_folder(name):
     """Names of the recipes of a folder of ``launchers/recipes``."""
-    return [each for each, place in files.shipped().items() if place.path.parent == files.RECIPES / name]
+    return [
+        each for each, place in files.shipped().items() if place.path.parent == files.RECIPES / name
+    ]
 
 
 def said(name):
@@ -47,7 +49,9 @@ def said(name):
     variants = content.pop("variants", {})
     if variant is None:
         return content
-    return {"base": path.stem} | {key: value for key, value in variants[variant].items() if key != "about"}
+    return {"base": path.stem} | {
+        key: value for key, value in variants[variant].items() if key != "about"
+    }
 
 
 def has_bitsandbytes(monkeypatch):

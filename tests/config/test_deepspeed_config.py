@@ -54,7 +54,9 @@ def filled(name, hidden_size=4096):
 
 def autos(config):
     nested = [autos(value) for value in config.values() if isinstance(value, dict)]
-    return [key for key, value in config.items() if value == "auto"] + [key for keys in nested for key in keys]
+    return [key for key, value in config.items() if value == "auto"] + [
+        key for keys in nested for key in keys
+    ]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -79,7 +81,9 @@ def test_a_file_has_no_problem_of_its_own(path):
     config = deepspeed_config.read(path.stem, problems)
     assert problems == []
     assert list(deepspeed_config.check_itself(config, "linear", "adamw_torch")) == []
-    assert json.loads(path.read_text()) == config, "shared values are written out, not left to completion"
+    assert json.loads(path.read_text()) == config, (
+        "shared values are written out, not left to completion"
+    )
 
 
 @pytest.mark.parametrize("stage", [0, 1])
@@ -97,14 +101,18 @@ def test_stage_3_buckets_follow_the_hidden_size():
 
 
 def test_what_is_left_out_is_completed():
-    config = deepspeed_config.read({"zero_optimization": {"stage": 2}, "bf16": {"check_grad_overflow": True}}, [])
+    config = deepspeed_config.read(
+        {"zero_optimization": {"stage": 2}, "bf16": {"check_grad_overflow": True}}, []
+    )
     assert config["gradient_clipping"] == config["train_batch_size"] == "auto"
     assert config["bf16"] == {"check_grad_overflow": True, "enabled": "auto"}
     assert config["fp16"] == {"enabled": "auto"}
 
 
 def test_the_completed_file_and_not_the_name_reaches_the_trainer(tmp_path):
-    recipe = load(["--max_steps", "3", "--output_dir", str(tmp_path), "--deepspeed", "zero2"], world_size=1)
+    recipe = load(
+        ["--max_steps", "3", "--output_dir", str(tmp_path), "--deepspeed", "zero2"], world_size=1
+    )
     assert recipe.deepspeed["zero_optimization"]["stage"] == 2
     assert "deepspeed" not in recipe.trainer.kwargs
 
@@ -116,7 +124,10 @@ def test_every_key_that_is_taken_is_read_by_the_installed_deepspeed():
     own = [key for keys in deepspeed_keys.KEYS.values() for key in keys]
     for name in (*deepspeed_keys.Top.model_fields, *own):
         assert f'"{name}"' in source or f"'{name}'" in source, name
-    assert not deepspeed_keys.Top.model_fields.keys() & deepspeed.runtime.config._REMOVED_TOP_LEVEL_CONFIG_KEYS.keys()
+    assert (
+        not deepspeed_keys.Top.model_fields.keys()
+        & deepspeed.runtime.config._REMOVED_TOP_LEVEL_CONFIG_KEYS.keys()
+    )
 
 
 def test_parameters_of_schedulers_are_those_of_the_installed_deepspeed():
@@ -129,7 +140,9 @@ def test_parameters_of_schedulers_are_those_of_the_installed_deepspeed():
     assert taken == known - {"self", "optimizer", "last_batch_iteration"}
 
 
-@pytest.mark.parametrize("path", ["zero_optimization.sub_group_size", "steps_per_print", "bf16.enabled"])
+@pytest.mark.parametrize(
+    "path", ["zero_optimization.sub_group_size", "steps_per_print", "bf16.enabled"]
+)
 def test_a_value_of_another_type_is_refused_and_a_whole_number_with_a_point_is_taken(path):
     """Dozens of public files write sub_group_size: 1e9, which DeepSpeed takes."""
     *blocks, key = path.split(".")
@@ -148,7 +161,11 @@ def read(zero, caplog, **top):
     problems = []
     caplog.clear()
     config = deepspeed_config.read({"zero_optimization": zero, **top}, problems)
-    return config.get("zero_optimization"), problems, [record.getMessage() for record in caplog.records]
+    return (
+        config.get("zero_optimization"),
+        problems,
+        [record.getMessage() for record in caplog.records],
+    )
 
 
 @pytest.mark.parametrize(
@@ -174,14 +191,22 @@ def test_older_names_are_read_as_the_present_ones(older, value, present, caplog)
 
 def test_numbers_written_as_text_are_read_as_deepspeed_reads_them(caplog):
     """transformers compares the stage with a number: "3" was ZeRO-3 for DeepSpeed alone."""
-    zero, problems, said = read({"stage": "3", "overlap_comm": "false", "reduce_bucket_size": "auto"}, caplog)
-    assert problems == [] and zero == {"stage": 3, "overlap_comm": False, "reduce_bucket_size": "auto"}
+    zero, problems, said = read(
+        {"stage": "3", "overlap_comm": "false", "reduce_bucket_size": "auto"}, caplog
+    )
+    assert problems == [] and zero == {
+        "stage": 3,
+        "overlap_comm": False,
+        "reduce_bucket_size": "auto",
+    }
     assert said == [
         "deepspeed.zero_optimization.stage = '3': read as 3",
         "deepspeed.zero_optimization.overlap_comm = 'false': read as False",
     ]
     _, problems, _ = read({"stage": "three"}, caplog)
-    assert [(each.field, each.value) for each in problems] == [("deepspeed.zero_optimization.stage", "three")]
+    assert [(each.field, each.value) for each in problems] == [
+        ("deepspeed.zero_optimization.stage", "three")
+    ]
 
 
 def test_a_block_that_is_null_is_left_out(caplog):
@@ -189,7 +214,9 @@ def test_a_block_that_is_null_is_left_out(caplog):
     nulls = dict.fromkeys(("fp16", "bf16", "optimizer", "scheduler", "gradient_clipping"))
     without, problems, _ = read({"stage": 2, "offload_optimizer": None}, caplog, **nulls)
     assert problems == [] and without["stage"] == 2
-    assert deepspeed_config.read({"zero_optimization": None, **nulls}, problems) == deepspeed_config.read({}, problems)
+    assert deepspeed_config.read(
+        {"zero_optimization": None, **nulls}, problems
+    ) == deepspeed_config.read({}, problems)
     assert problems == []
 
 
@@ -229,8 +256,14 @@ def test_what_is_offloaded_by_an_older_name_is_checked_and_counted(tmp_path, cap
 @pytest.mark.parametrize(
     ("zero", "wrong"),
     [
-        ({"cpu_offload_use_pin_memory": True}, "an older name, which DeepSpeed ignores; its place is in offload_param"),
-        ({"cpu_offload": True, "offload_optimizer": {"device": "cpu"}}, "Cannot provide deprecated parameter"),
+        (
+            {"cpu_offload_use_pin_memory": True},
+            "an older name, which DeepSpeed ignores; its place is in offload_param",
+        ),
+        (
+            {"cpu_offload": True, "offload_optimizer": {"device": "cpu"}},
+            "Cannot provide deprecated parameter",
+        ),
         ({"_comment": "of mine"}, "a comment, which JSON has no place for"),
     ],
 )
@@ -275,10 +308,15 @@ def test_a_byte_order_mark_is_no_mistake(tmp_path):
     """Editors of Windows write one."""
     (tmp_path / "ds.json").write_bytes(b"\xef\xbb\xbf" + b'{"steps_per_print": 5}')
     problems = []
-    assert deepspeed_config.read(str(tmp_path / "ds.json"), problems)["steps_per_print"] == 5 and problems == []
+    assert (
+        deepspeed_config.read(str(tmp_path / "ds.json"), problems)["steps_per_print"] == 5
+        and problems == []
+    )
 
 
-@pytest.mark.parametrize("params", [{}, {"params": {}}, {"params": None}, {"params": {"betas": [0.9, 0.999]}}], ids=str)
+@pytest.mark.parametrize(
+    "params", [{}, {"params": {}}, {"params": None}, {"params": {"betas": [0.9, 0.999]}}], ids=str
+)
 def test_an_optimizer_has_the_trainers_values_that_it_leaves_out(params):
     """transformers fills in what is "auto", and nothing that is missing: DeepSpeed's Adam took its own betas, and its
     schedulers a rate of 0.001."""
@@ -290,7 +328,11 @@ def test_an_optimizer_has_the_trainers_values_that_it_leaves_out(params):
     assert found["optimizer"]["params"] == auto | (params.get("params") or {})
     assert found["scheduler"]["params"] == {"warmup_max_lr": "auto", "warmup_num_steps": "auto"}
     assert {f"optimizer.params.{name}" for name in auto} <= set(deepspeed_config.filled())
-    rest = ("scheduler.params.warmup_max_lr", "scheduler.params.warmup_num_steps", "scheduler.params.total_num_steps")
+    rest = (
+        "scheduler.params.warmup_max_lr",
+        "scheduler.params.warmup_num_steps",
+        "scheduler.params.total_num_steps",
+    )
     assert set(rest) <= set(deepspeed_config.filled())
 
 
@@ -298,7 +340,9 @@ def test_parameters_that_are_no_block_are_refused():
     for block in ("optimizer", "scheduler"):
         problems = []
         deepspeed_config.read({block: {"type": "AdamW", "params": "x"}}, problems)
-        assert [(each.field, each.wrong) for each in problems] == [(f"deepspeed.{block}.params", "not a block")]
+        assert [(each.field, each.wrong) for each in problems] == [
+            (f"deepspeed.{block}.params", "not a block")
+        ]
 
 
 def test_a_scheduler_of_no_name_is_refused():

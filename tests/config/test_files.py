@@ -52,14 +52,22 @@ def test_a_variant_builds_on_its_file_and_keeps_the_place_of_each_value(shipped)
     shipped(first=TABLE, other="seed: 9\n")
     found, problems = read("second")
     assert not problems and "about" not in found and "variants" not in found
-    assert found["seed"] == (2, "first.yaml line 9") and found["launcher"] == ("extend_llama", "first.yaml line 2")
-    assert read("first")[0].keys() == {"launcher", "seed", "rope_parameters"}, "the file itself, without its variants"
+    assert found["seed"] == (2, "first.yaml line 9") and found["launcher"] == (
+        "extend_llama",
+        "first.yaml line 2",
+    )
+    assert read("first")[0].keys() == {"launcher", "seed", "rope_parameters"}, (
+        "the file itself, without its variants"
+    )
 
 
 def test_a_variant_builds_on_another_or_on_another_file(shipped):
     shipped(first=TABLE, other="seed: 9\n")
     found, _ = read("third")
-    assert (found["seed"][0], found["window"]) == (2, (64, "first.yaml line 14")) and "launcher" in found
+    assert (found["seed"][0], found["window"]) == (
+        2,
+        (64, "first.yaml line 14"),
+    ) and "launcher" in found
     assert {name: value for name, (value, _) in read("far")[0].items()} == {"seed": 9, "window": 32}
 
 
@@ -76,7 +84,9 @@ def test_a_name_may_have_its_folder_before_it(shipped, name):
     assert str(files.find(name, files.RECIPES)) in ("second", "first.yaml")
 
 
-@pytest.mark.parametrize("name", ["columns/second", "about", "variants", "rows/", "second.yaml", ""])
+@pytest.mark.parametrize(
+    "name", ["columns/second", "about", "variants", "rows/", "second.yaml", ""]
+)
 def test_what_is_no_name_is_not_found(shipped, name):
     shipped(first=TABLE)
     assert files.find(name, files.RECIPES) is None
@@ -89,11 +99,31 @@ def test_what_a_run_changes_in_its_recipe_reaches_no_other(shipped):
 
 
 WRONG = {
-    "base of no text": ("variants:\n  a: {base: 7}\n", "a", "base", "not the name of a recipe (first.yaml line 2)"),
+    "base of no text": (
+        "variants:\n  a: {base: 7}\n",
+        "a",
+        "base",
+        "not the name of a recipe (first.yaml line 2)",
+    ),
     "circle of variants": ("variants: {a: {base: b}, b: {base: a}}\n", "a", "base", "a -> b -> a"),
-    "a variant twice": ("variants:\n  a: {seed: 1}\n  a: {seed: 2}\n", "a", "a", "the second time in line 3"),
-    "no table": ("seed: 1\nvariants: [a]\n", "first", "variants", "not a mapping (first.yaml line 2)"),
-    "no name": ("variants:\n  yes: {seed: 1}\n", "first", "variants", "not a recipe (first.yaml line 2)"),
+    "a variant twice": (
+        "variants:\n  a: {seed: 1}\n  a: {seed: 2}\n",
+        "a",
+        "a",
+        "the second time in line 3",
+    ),
+    "no table": (
+        "seed: 1\nvariants: [a]\n",
+        "first",
+        "variants",
+        "not a mapping (first.yaml line 2)",
+    ),
+    "no name": (
+        "variants:\n  yes: {seed: 1}\n",
+        "first",
+        "variants",
+        "not a recipe (first.yaml line 2)",
+    ),
 }
 
 
@@ -111,7 +141,14 @@ def test_a_file_of_one_s_own_has_no_variants():
 
 
 def test_a_name_means_one_recipe():
-    contents = {path.stem: yaml.safe_load(path.read_text()) for path in files.RECIPES.rglob("*.yaml")}
-    names = [*contents, *(name for content in contents.values() for name in content.get("variants", ()))]
+    contents = {
+        path.stem: yaml.safe_load(path.read_text()) for path in files.RECIPES.rglob("*.yaml")
+    }
+    names = [
+        *contents,
+        *(name for content in contents.values() for name in content.get("variants", ())),
+    ]
     assert sorted(names) == list(files.shipped())
-    assert all(name.isidentifier() for name in names), "a dot would cut the name of its folder short"
+    assert all(name.isidentifier() for name in names), (
+        "a dot would cut the name of its folder short"
+    )

@@ -11,7 +11,13 @@ from tests.config import helpers, loads
 from tests.config.loads import scrolls as load
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets" / "scrolls"
-GOOD = {"model": "smollm2", "dataset": "qasper", "data_dir": str(ASSETS), "max_steps": 4, "global_batch_size": 8}
+GOOD = {
+    "model": "smollm2",
+    "dataset": "qasper",
+    "data_dir": str(ASSETS),
+    "max_steps": 4,
+    "global_batch_size": 8,
+}
 GOOD_CHAT = {"model": "smollm2", "train_data": ["stdlib"], "max_steps": 4, "global_batch_size": 8}
 write = partial(helpers.write, good=GOOD)
 
@@ -43,7 +49,8 @@ def test_a_folder_without_a_chat_template_is_refused_before_anything_loads(place
         (folder / place).write_text(json.dumps({"chat_template": "{{ messages }}"}))
     Path("mine.jinja").write_text("{{ messages }}")
     for given, missing in ((None, place is None), ("mine.jinja", False)):
-        file = helpers.write(good=GOOD_CHAT, model="model", chat_template=given)  # the folder has no weights, either
+        # the folder has no weights, either
+        file = helpers.write(good=GOOD_CHAT, model="model", chat_template=given)
         found, _ = helpers.problems_of("--recipe", file, load=loads.chat)
         assert ("chat_template" in found) == missing
 
@@ -61,8 +68,15 @@ def test_one_launcher_takes_both_kinds():
 def test_generated_conversations_need_a_number_and_a_length():
     good = "generated:retrieval#documents=9&tokens=1k-4k&text=stdlib"
     write_chat = partial(helpers.write, good=GOOD_CHAT)
-    assert loads.chat(["--recipe", write_chat(train_data=["stdlib", good])]).data.train_data == ["stdlib", good]
-    found, _ = helpers.problems_of("--recipe", write_chat(train_data=[good], max_tokens=2048), load=loads.chat)
+    assert loads.chat(["--recipe", write_chat(train_data=["stdlib", good])]).data.train_data == [
+        "stdlib",
+        good,
+    ]
+    found, _ = helpers.problems_of(
+        "--recipe", write_chat(train_data=[good], max_tokens=2048), load=loads.chat
+    )
     assert found["train_data"].remedy == "write tokens=1024-2048, or raise max_tokens"
-    found, _ = helpers.problems_of("--recipe", write_chat(train_data=["generated:retrieval"]), load=loads.chat)
+    found, _ = helpers.problems_of(
+        "--recipe", write_chat(train_data=["generated:retrieval"]), load=loads.chat
+    )
     assert found["train_data"].remedy == "write tokens=8192, or a range"

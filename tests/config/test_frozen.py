@@ -61,7 +61,11 @@ def test_every_recipe_has_the_values_it_had(monkeypatch):
     for case in lines("values.jsonl"):
         expected = case.get("values")
         if expected is None:
-            same = {name: value for name, value in whole[case["launcher"]].items() if name not in case["absent"]}
+            same = {
+                name: value
+                for name, value in whole[case["launcher"]].items()
+                if name not in case["absent"]
+            }
             expected = same | case["differences"]
         else:
             whole[case["launcher"]] = expected
@@ -92,7 +96,9 @@ def test_every_mistake_is_named_as_it_was(name, tmp_path, monkeypatch):
         here = tmp_path / str(number)
         for file, text in case.get("files", {}).items():
             (here / file).parent.mkdir(parents=True, exist_ok=True)
-            (here / file).write_text(text.replace("{here}", str(here)).replace("{assets}", str(FROZEN.parent)))
+            (here / file).write_text(
+                text.replace("{here}", str(here)).replace("{assets}", str(FROZEN.parent))
+            )
         here.mkdir(exist_ok=True)
         with monkeypatch.context() as patch:
             patch.chdir(here)

@@ -35,12 +35,22 @@ def test_what_follows_from_the_digits():
 
 def test_what_follows_from_the_lengths():
     recipe = loaded(task="look_back", train_lengths=[32, 48])
-    assert recipe.data.test_lengths == [48, 72, 96] and recipe.window == 51 and recipe.test_tokens == 99
+    assert (
+        recipe.data.test_lengths == [48, 72, 96]
+        and recipe.window == 51
+        and recipe.test_tokens == 99
+    )
     assert recipe.data.task_options == {"letters": 26, "most": 16, "markers": 1, "queries": 1}
     assert TapeConfig(**recipe.configuration()).vocab_size == 4 + 26 + 1 + 1 + 16
-    assert loaded(task="recall", train_lengths=[30]).data.test_lengths == [30, 44, 60], "pairs have two tokens"
-    assert loaded(task="recall", train_lengths=[100]).data.test_lengths == [100, 128], "and there are 64 keys"
-    assert loaded(task="look_back", train_lengths=[32, 48], task_options={"queries": 4}).window == 60
+    assert loaded(task="recall", train_lengths=[30]).data.test_lengths == [30, 44, 60], (
+        "pairs have two tokens"
+    )
+    assert loaded(task="recall", train_lengths=[100]).data.test_lengths == [100, 128], (
+        "and there are 64 keys"
+    )
+    assert (
+        loaded(task="look_back", train_lengths=[32, 48], task_options={"queries": 4}).window == 60
+    )
 
 
 def test_arithmetic_has_nothing_new_in_its_identity():
@@ -60,14 +70,20 @@ def test_drawn_positions_reach_the_tests():
     """Evaluation spreads the range over the tokens of the longest test; what somebody writes is kept."""
     options = TapeConfig(**loaded(position_encoding="randpe").configuration()).position_options
     assert options == {"max_range": 68, "evaluation_length": 34}
-    longer = TapeConfig(**loaded(position_encoding="randpe", test_digits=25).configuration()).position_options
+    longer = TapeConfig(
+        **loaded(position_encoding="randpe", test_digits=25).configuration()
+    ).position_options
     assert longer["evaluation_length"] == 79
     given = {"max_range": 30}
-    own = TapeConfig(**loaded(position_encoding="randpe", position_options=given).configuration()).position_options
+    own = TapeConfig(
+        **loaded(position_encoding="randpe", position_options=given).configuration()
+    ).position_options
     assert own == {"max_range": 30, "evaluation_length": 30}
 
 
 def test_digits_can_be_given_places():
     """Abacus embeddings take the digits' ids from the task's letters."""
-    options = TapeConfig(**loaded(position_options={"abacus": True}).configuration()).position_options
+    options = TapeConfig(
+        **loaded(position_options={"abacus": True}).configuration()
+    ).position_options
     assert options["abacus_digits"] == list(range(4, 14))

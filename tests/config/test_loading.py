@@ -15,7 +15,10 @@ from tests.config.loads import extension as load
 def test_the_place_of_a_mistake_is_named():
     text = yaml.safe_dump(GOOD | {"zzz": 1})
     found, _ = problems_of("--recipe", write(text=text), "--aaa", "2")
-    assert f"mine.yaml line {text.count(chr(10))}" in found["zzz"].wrong and "command line" in found["aaa"].wrong
+    assert (
+        f"mine.yaml line {text.count(chr(10))}" in found["zzz"].wrong
+        and "command line" in found["aaa"].wrong
+    )
 
 
 def test_all_problems_are_in_one_message():
@@ -32,12 +35,16 @@ def test_all_problems_are_in_one_message():
     given = {"lerning_rate", "max_steps", "window", "train_data", "report_to", "method", "tf32"}
     assert set(found) >= given | {"deepspeed.gradient_cliping", "deepspeed.train_batch_size"}
     assert "did you mean 'learning_rate'" in found["lerning_rate"].remedy
-    assert message.count("remedy:") == len(message.split("\n")[1:]) / 2 and "Traceback" not in message
+    assert (
+        message.count("remedy:") == len(message.split("\n")[1:]) / 2 and "Traceback" not in message
+    )
 
 
 def test_a_wrong_field_silences_only_what_reads_it():
     """A target that is no number cannot be compared with the window; the batch still can be divided."""
-    found, _ = problems_of("--recipe", write(target_length="long", window=99999, global_batch_size=7))
+    found, _ = problems_of(
+        "--recipe", write(target_length="long", window=99999, global_batch_size=7)
+    )
     assert set(found) == {"target_length", "global_batch_size"}
 
 
@@ -58,8 +65,13 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_its_base():
 
 def test_a_mapping_replaces_that_of_the_base():
     write("base.yaml")
-    Path("top.yaml").write_text("base: base.yaml\nrope_parameters: {rope_type: linear, factor: 2.0}\n")
-    assert load(["--recipe", "top.yaml"]).model.rope_parameters == {"rope_type": "linear", "factor": 2.0}
+    Path("top.yaml").write_text(
+        "base: base.yaml\nrope_parameters: {rope_type: linear, factor: 2.0}\n"
+    )
+    assert load(["--recipe", "top.yaml"]).model.rope_parameters == {
+        "rope_type": "linear",
+        "factor": 2.0,
+    }
 
 
 def test_a_base_is_next_to_its_recipe_or_a_shipped_one(tmp_path):
@@ -72,7 +84,15 @@ def test_a_base_is_next_to_its_recipe_or_a_shipped_one(tmp_path):
 
 
 def test_dotted_overrides_change_one_key_and_keep_the_others():
-    recipe = load(["--recipe", write(), "--rope_parameters.factor", "4", "--position_options.feed_forward=false"])
+    recipe = load(
+        [
+            "--recipe",
+            write(),
+            "--rope_parameters.factor",
+            "4",
+            "--position_options.feed_forward=false",
+        ]
+    )
     assert recipe.model.rope_parameters == {"rope_type": "yarn", "factor": 4}
     assert recipe.model.position_options == {"feed_forward": False}
 
@@ -85,10 +105,15 @@ def test_dotted_overrides_reach_into_a_json_given_in_the_recipe():
 
 def test_numbers_may_be_spelled_as_text():
     """YAML 1.1 takes 1e-4 without a dot for a text."""
-    text = yaml.safe_dump({name: GOOD[name] for name in GOOD.keys() - {"learning_rate", "rope_parameters"}})
+    text = yaml.safe_dump(
+        {name: GOOD[name] for name in GOOD.keys() - {"learning_rate", "rope_parameters"}}
+    )
     text += "learning_rate: 1e-4\nrope_parameters: {rope_type: yarn, factor: 2, rope_theta: 1e6}\n"
     recipe = load(["--recipe", write(text=text)])
-    assert recipe.trainer.kwargs["learning_rate"] == 1e-4 and recipe.model.rope_parameters["rope_theta"] == 1e6
+    assert (
+        recipe.trainer.kwargs["learning_rate"] == 1e-4
+        and recipe.model.rope_parameters["rope_theta"] == 1e6
+    )
     words = ["--learning-rate=2e-4", "--max_steps", "1e1", "--weight_decay", "0"]
     kwargs = load(["--recipe", write(), *words]).trainer.kwargs
     assert (kwargs["learning_rate"], kwargs["max_steps"], kwargs["weight_decay"]) == (2e-4, 10, 0)
@@ -103,12 +128,23 @@ def test_numbers_may_be_spelled_as_text():
     ],
 )
 def test_lists_on_the_command_line(argv):
-    assert load(["--recipe", write(), *argv]).data.eval_data == ["stdlib:typing.py", "stdlib:inspect.py"]
+    assert load(["--recipe", write(), *argv]).data.eval_data == [
+        "stdlib:typing.py",
+        "stdlib:inspect.py",
+    ]
 
 
 def test_the_last_word_counts_on_the_command_line():
     """A script with its own flags can pass "$@" on; a list is replaced as a whole, like a number."""
-    argv = ["--max_steps", "4", "--eval_data", "stdlib:typing.py", "--max_steps=6", "--eval_data", "stdlib:inspect.py"]
+    argv = [
+        "--max_steps",
+        "4",
+        "--eval_data",
+        "stdlib:typing.py",
+        "--max_steps=6",
+        "--eval_data",
+        "stdlib:inspect.py",
+    ]
     recipe = load(["--recipe", write(), *argv])
     assert (recipe.trainer.kwargs["max_steps"], recipe.data.eval_data) == (6, ["stdlib:inspect.py"])
 
@@ -116,7 +152,9 @@ def test_the_last_word_counts_on_the_command_line():
 def test_flags_without_a_value_negative_numbers_and_null():
     words = "--torch_compile --max_steps -1 --num_train_epochs 2 --deepspeed null --local_rank=1 --dry_run"
     recipe = load(["--recipe", write(), *words.split(), "--print_config", "--save_strategy", "no"])
-    assert recipe.trainer.kwargs["torch_compile"] is True and recipe.trainer.kwargs["max_steps"] == -1
+    assert (
+        recipe.trainer.kwargs["torch_compile"] is True and recipe.trainer.kwargs["max_steps"] == -1
+    )
     assert recipe.deepspeed is None and recipe.dry_run and recipe.print_config
     assert recipe.trainer.kwargs["save_strategy"] == "no"
 
@@ -154,16 +192,25 @@ def test_no_denies_flags_alone():
 
 
 def test_null_means_not_given_but_for_deepspeed():
-    text = yaml.safe_dump(GOOD | {"report_to": None, "output_dir": None, "window": None, "pose_chunks": 1})
+    text = yaml.safe_dump(
+        GOOD | {"report_to": None, "output_dir": None, "window": None, "pose_chunks": 1}
+    )
     recipe = load(["--recipe", write(text=text)])
-    assert recipe.trainer.kwargs["report_to"] == "none" and recipe.trainer.kwargs["output_dir"] == "runs/mine"
+    assert (
+        recipe.trainer.kwargs["report_to"] == "none"
+        and recipe.trainer.kwargs["output_dir"] == "runs/mine"
+    )
     assert recipe.data.window == 16384
 
 
 @pytest.mark.parametrize(
     ("base", "field", "default"),
     [
-        ({"method": "lora", "lora_targets": ["up_proj"]}, "lora_targets", ["q_proj", "k_proj", "v_proj", "o_proj"]),
+        (
+            {"method": "lora", "lora_targets": ["up_proj"]},
+            "lora_targets",
+            ["q_proj", "k_proj", "v_proj", "o_proj"],
+        ),
         ({"position_encoding": "rope", "method": "lora"}, "position_encoding", "rope"),
         ({"eval_data": ["stdlib:typing.py"]}, "eval_data", []),
         ({"max_documents": 5}, "max_documents", None),
@@ -185,7 +232,16 @@ def test_null_for_a_field_that_must_be_given_is_missing():
 
 
 def test_a_text_that_looks_like_another_value_stands_in_quotes():
-    words = ["--sample_prompts", '"null"', "null", '"5"', 'say "no"', '"word"', "--sample_steps", "3"]
+    words = [
+        "--sample_prompts",
+        '"null"',
+        "null",
+        '"5"',
+        'say "no"',
+        '"word"',
+        "--sample_steps",
+        "3",
+    ]
     (problem,) = problems_of("--recipe", write(), *words)[0].values()
     assert problem.value == ["null", None, "5", 'say "no"', '"word"']
     recipe = load(["--recipe", write(), "--run_name", '"null"'])

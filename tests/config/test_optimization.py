@@ -28,7 +28,11 @@ def test_a_rate_is_a_number_or_a_factor(given, rate):
 )
 def test_a_recipe_without_position_parameters_may_leave_both_open(load, arguments):
     """What is refused is frozen; a recipe that gives neither is fine."""
-    arguments = [*arguments, "--position_options", "{}"] if "--position_encoding" in arguments else arguments
+    arguments = (
+        [*arguments, "--position_options", "{}"]
+        if "--position_encoding" in arguments
+        else arguments
+    )
     assert load([*arguments, "--position_learning_rate", "null", "--position_weight_decay", "0"])
 
 
@@ -38,5 +42,11 @@ def test_a_model_of_which_only_its_files_tell_is_asked_later():
     with pytest.raises(UserError, match="position_learning_rate"):
         train.describe(recipe)
     given = Optimization(position_learning_rate=1e-3)
-    assert [problem.field for problem in check_trained(given, trained=False)] == ["position_learning_rate"]
-    assert list(check_trained(given, trained=True)) == list(check_trained(Optimization(), trained=False)) == []
+    assert [problem.field for problem in check_trained(given, trained=False)] == [
+        "position_learning_rate"
+    ]
+    assert (
+        list(check_trained(given, trained=True))
+        == list(check_trained(Optimization(), trained=False))
+        == []
+    )

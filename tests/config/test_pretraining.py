@@ -32,7 +32,9 @@ def test_token_ids_are_not_streamed(tmp_path):
     import datasets
 
     datasets.Dataset.from_dict({"input_ids": [[1, 2, 3]]}).save_to_disk(str(tmp_path / "ids"))
-    found, _ = problems_of("--recipe", write(train_data=[f"arrow:{tmp_path}/ids"], eval_data=[], streaming=True))
+    found, _ = problems_of(
+        "--recipe", write(train_data=[f"arrow:{tmp_path}/ids"], eval_data=[], streaming=True)
+    )
     assert found["train_data"].remedy == "set streaming: false"
 
 
@@ -41,7 +43,10 @@ def test_what_follows_from_other_fields():
     assert (recipe.model.num_key_value_heads, recipe.model.head_dim) == (4, 16)
     assert recipe.evaluation.eval_lengths == [64, 128, 256, 512]
     assert recipe.model.rope_parameters == {"rope_type": "default", "rope_theta": 10000.0}
-    assert load(["--recipe", write(head_dim=32, num_attention_heads=5, hidden_size=80)]).model.head_dim == 32
+    assert (
+        load(["--recipe", write(head_dim=32, num_attention_heads=5, hidden_size=80)]).model.head_dim
+        == 32
+    )
 
 
 def test_a_new_model_has_no_factor_below_1():
@@ -56,7 +61,11 @@ def test_the_family_differs_in_the_encoding_alone():
     own = {"position_encoding", "position_options", "rope_parameters", "attention_backend"}
     for encoding in ENCODINGS:
         said = helpers.said(f"c4_155m_{encoding}")
-        assert said.pop("base") == "c4_155m" and set(said) <= own and said["position_encoding"] == encoding
+        assert (
+            said.pop("base") == "c4_155m"
+            and set(said) <= own
+            and said["position_encoding"] == encoding
+        )
     for name in helpers.in_folder("ablations"):
         scale, _, row = name.partition("_tape_")
         said = helpers.said(name)
@@ -71,7 +80,9 @@ def tokenizer():
     from transformers import PreTrainedTokenizerFast
 
     words = {f"w{i}": i for i in range(32000) if i not in (13, 869)} | {"\n": 13, ".": 869}
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w0")))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w0"))
+    )
 
 
 # Beyond the 162,417,408 that all share: FIRE 12 x (32 + 32 + 384 + 12 + 2) (the code counts a frozen number more), T5
@@ -102,7 +113,9 @@ def test_the_family_has_the_paper_s_parameters(encoding, tokenizer):
 
 
 # The paper prints 0.88 and 1.76 for the last two, which is 0.44 doubled.
-@pytest.mark.parametrize("rank, added", [(12, 0.11), (24, 0.22), (48, 0.44), (96, 0.87), (192, 1.74)])
+@pytest.mark.parametrize(
+    "rank, added", [(12, 0.11), (24, 0.22), (48, 0.44), (96, 0.87), (192, 1.74)]
+)
 def test_a_rank_adds_the_paper_s_parameters(rank, added, tokenizer):
     """In twelve layers; here the last has none, since its update is not read."""
     name = "whole" if rank == 48 else f"rank_{rank}"

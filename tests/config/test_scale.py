@@ -53,8 +53,19 @@ def test_the_engine_gets_tensor_parallelism_from_the_recipe():
     "config, words",
     [
         ({"model_type": "gptj", "num_attention_heads": 8}, "the type gptj"),
-        ({"model_type": "llama", "num_attention_heads": 9, "num_key_value_heads": 3}, "give one of: 1, 3, 9"),
-        ({"model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 8, "mlp_bias": True}, "mlp_bias"),
+        (
+            {"model_type": "llama", "num_attention_heads": 9, "num_key_value_heads": 3},
+            "give one of: 1, 3, 9",
+        ),
+        (
+            {
+                "model_type": "llama",
+                "num_attention_heads": 8,
+                "num_key_value_heads": 8,
+                "mlp_bias": True,
+            },
+            "mlp_bias",
+        ),
     ],
 )
 def test_a_model_that_cannot_be_cut_is_named(config, words):

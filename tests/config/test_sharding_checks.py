@@ -44,7 +44,9 @@ def test_hpz(size, world, reason):
     assert (reason is None and found == {}) or reason in found["zero_hpz_partition_size"]
 
 
-@pytest.mark.parametrize("key", ["zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_gradients"])
+@pytest.mark.parametrize(
+    "key", ["zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_gradients"]
+)
 def test_nothing_of_it_is_at_another_stage(key, on_cuda):
     assert "do nothing at stage" in problems(4, 2, **{key: 2 if "size" in key else True})[key]
 
@@ -86,7 +88,10 @@ def test_a_disk_without_libaio(tmp_path, monkeypatch):
 def test_a_folder_on_the_disk(block, tmp_path, with_libaio):
     assert problems(**{block: {"device": "cpu"}}) == {}
     assert problems(**{block: {"device": "nvme", "nvme_path": str(tmp_path)}}) == {}
-    assert "no such folder" in problems(**{block: {"device": "nvme", "nvme_path": str(tmp_path / "x")}})["nvme_path"]
+    assert (
+        "no such folder"
+        in problems(**{block: {"device": "nvme", "nvme_path": str(tmp_path / "x")}})["nvme_path"]
+    )
 
 
 def test_only_stage_3_writes_to_a_disk(tmp_path, with_libaio):

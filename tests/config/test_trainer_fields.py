@@ -19,10 +19,16 @@ def test_fields_are_those_of_the_installed_transformers():
 
     known = {field.name: field for field in dataclasses.fields(TrainingArguments) if field.init}
     found = library.training_arguments().model_fields
-    assert {*found, "local_rank", "gradient_checkpointing", "gradient_checkpointing_kwargs"} == set(known)
+    assert {*found, "local_rank", "gradient_checkpointing", "gradient_checkpointing_kwargs"} == set(
+        known
+    )
     for name, own in found.items():
         field = known[name]
-        expected = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        expected = (
+            field.default
+            if field.default_factory is dataclasses.MISSING
+            else field.default_factory()
+        )
         assert own.default == getattr(expected, "value", expected), name
 
 
@@ -36,7 +42,9 @@ def test_enums_are_their_values():
     from transformers.training_args import OptimizerNames
 
     found = trainer.Trainer.model_fields
-    assert set(get_args(found["lr_scheduler_type"].annotation)) == {each.value for each in SchedulerType}
+    assert set(get_args(found["lr_scheduler_type"].annotation)) == {
+        each.value for each in SchedulerType
+    }
     assert set(get_args(found["optim"].annotation)) == {each.value for each in OptimizerNames}
 
 

@@ -8,7 +8,11 @@ from transformers import PreTrainedTokenizerFast
 
 from tape_ds.data.selection import select
 
-CORPUS = ["def add(a, b):\n    return a + b\n", "class Tape:\n    position = 0\n", "for letter in text:\n    pass\n"]
+CORPUS = [
+    "def add(a, b):\n    return a + b\n",
+    "class Tape:\n    position = 0\n",
+    "for letter in text:\n    pass\n",
+]
 
 
 class CountingTokenizer(PreTrainedTokenizerFast):
@@ -27,10 +31,14 @@ def build_tokenizer(bos: bool = True) -> CountingTokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet)
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet
+    )
     tokenizer.train_from_iterator(CORPUS, trainer)
     if bos:
-        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", 0)]
+        )
     return CountingTokenizer(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
 
 

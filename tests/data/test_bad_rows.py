@@ -27,7 +27,11 @@ def jsonl(folder):
     lines[1:1] = [b'{"text": "cut', rb'{"text": "half a letter \ud83d"}']
     lines[4:4] = [b'{"body": "another field"}']
     (folder / "x.jsonl").write_bytes(b"\n".join(lines))
-    return f"jsonl:{folder}/x.jsonl#text", ["x.jsonl:2 is not JSON", "x.jsonl:3: 'text' is no", "x.jsonl:5 has no"]
+    return f"jsonl:{folder}/x.jsonl#text", [
+        "x.jsonl:2 is not JSON",
+        "x.jsonl:3: 'text' is no",
+        "x.jsonl:5 has no",
+    ]
 
 
 def parquet(folder):
@@ -36,7 +40,11 @@ def parquet(folder):
     pyarrow.parquet.write_table(pa.table({"meta": rows}), folder / "a.parquet")
     bad = pa.StructArray.from_arrays([pa.array([b"\xff\xfe"]).view(pa.string())], ["text"])
     pyarrow.parquet.write_table(pa.table({"meta": bad}), folder / "b.parquet")
-    named = ["a.parquet:2: 'meta.text' holds", "a.parquet:3: 'meta.text' holds", "b.parquet:0 is not UTF-8"]
+    named = [
+        "a.parquet:2: 'meta.text' holds",
+        "a.parquet:3: 'meta.text' holds",
+        "b.parquet:0 is not UTF-8",
+    ]
     return f"parquet:{folder}/*.parquet#meta.text", named
 
 
@@ -64,27 +72,40 @@ def test_three_bad_rows_need_a_limit_of_three(make, tmp_path, tokenizer):
     for _ in range(2):  # the second time from the cache
         bad_rows = BadRows(3)
         assert read(bad_rows) == expected
-        assert all(each.wrong.startswith(begin) for each, begin in zip(bad_rows.problems, named, strict=True))
+        assert all(
+            each.wrong.startswith(begin)
+            for each, begin in zip(bad_rows.problems, named, strict=True)
+        )
     assert CountingTokenizer.texts == len(GOOD)
-    with pytest.raises(UserError, match="skip_bad_rows"):  # of what another run has left in the cache
+    # of what another run has left in the cache
+    with pytest.raises(UserError, match="skip_bad_rows"):
         read(BadRows(2))
 
 
 def test_a_saved_folder(tmp_path, tokenizer):
-    datasets.Dataset.from_dict({"input_ids": [[1], None, [2, None], [3]]}).save_to_disk(str(tmp_path / "ids"))
+    datasets.Dataset.from_dict({"input_ids": [[1], None, [2, None], [3]]}).save_to_disk(
+        str(tmp_path / "ids")
+    )
     spec = f"arrow:{tmp_path}/ids"
     with pytest.raises(UserError, match="ids:2 has a null"):
         tokenize([spec], tokenizer, "train", tmp_path / "cache", BadRows(1))
-    assert tokenize([spec], tokenizer, "train", tmp_path / "cache", BadRows(2))["input_ids"] == [[1], [3]]
+    assert tokenize([spec], tokenizer, "train", tmp_path / "cache", BadRows(2))["input_ids"] == [
+        [1],
+        [3],
+    ]
 
 
 def test_a_stream_is_that_of_the_other_rows(tmp_path, tokenizer):
     spec, named = jsonl(tmp_path)
     (tmp_path / "good").mkdir()
-    (tmp_path / "good" / "x.jsonl").write_text("\n".join(json.dumps({"text": each}) for each in GOOD))
+    (tmp_path / "good" / "x.jsonl").write_text(
+        "\n".join(json.dumps({"text": each}) for each in GOOD)
+    )
 
     def stream(spec, limit):
-        sequences = StreamedSequences([spec], tokenizer, 4, samples=40, seed=3, workers=2, skip_bad_rows=limit)
+        sequences = StreamedSequences(
+            [spec], tokenizer, 4, samples=40, seed=3, workers=2, skip_bad_rows=limit
+        )
         return [item["input_ids"].tolist() for item in sequences]
 
     assert stream(spec, 3) == stream(f"jsonl:{tmp_path}/good/x.jsonl#text", 0)
@@ -101,31 +122,45 @@ CONVERSATIONS = [
 
 
 def test_conversations(tmp_path):
-    rows = [{"messages": TALK}, *(row for row, _ in CONVERSATIONS), {"messages": TALK[:2], "source": "web"}]
+    rows = [
+        {"messages": TALK},
+        *(row for row, _ in CONVERSATIONS),
+        {"messages": TALK[:2], "source": "web"},
+    ]
     (tmp_path / "x.jsonl").write_text("\n".join([*map(json.dumps, rows), '{"messages": [']))
-    named = [f"x.jsonl:{line}: {wrong}" for line, (_, wrong) in enumerate(CONVERSATIONS, 2)] + ["x.jsonl:6 is not JSON"]
+    named = [f"x.jsonl:{line}: {wrong}" for line, (_, wrong) in enumerate(CONVERSATIONS, 2)] + [
+        "x.jsonl:6 is not JSON"
+    ]
     of = chatml.tokenizer("{{ mood }}" + chatml.CHATML)
 
     def read(bad_rows):
-        return chat.rendered([f"jsonl:{tmp_path}/x.jsonl"], of, "train", tmp_path, date(2026, 11, 26), bad_rows)
+        return chat.rendered(
+            [f"jsonl:{tmp_path}/x.jsonl"], of, "train", tmp_path, date(2026, 11, 26), bad_rows
+        )
 
     with pytest.raises(UserError, match="skip_bad_rows"):
         read(BadRows(len(named) - 1))
     bad_rows = BadRows(len(named))
     assert read(bad_rows)["name"] == ["x.jsonl:1", "x.jsonl:5"]
-    assert all(each.wrong.startswith(begin) for each, begin in zip(bad_rows.problems, named, strict=True))
+    assert all(
+        each.wrong.startswith(begin) for each, begin in zip(bad_rows.problems, named, strict=True)
+    )
 
 
 def test_questions(tmp_path, tokenizer):
     (tmp_path / "qasper").mkdir()
-    lines = [json.dumps({"id": str(n), "input": "Q?\n\ntext", "output": "a"}).encode() for n in range(3)]
+    lines = [
+        json.dumps({"id": str(n), "input": "Q?\n\ntext", "output": "a"}).encode() for n in range(3)
+    ]
     lines[1:1] = [b'{"id": "x", "input": null, "output": "a"}', b"\xff", b'{"id": "cut']
     (tmp_path / "qasper" / "train.jsonl").write_bytes(b"\n".join(lines))
 
     def read(bad_rows):
         form = scrolls.SequenceForm(64, 8)
         cache = tmp_path / "cache"
-        return scrolls.tokenize("qasper", "train", tmp_path, tokenizer, form, cache, bad_rows=bad_rows)
+        return scrolls.tokenize(
+            "qasper", "train", tmp_path, tokenizer, form, cache, bad_rows=bad_rows
+        )
 
     with pytest.raises(UserError, match=r"train\.jsonl:4 is not JSON"):
         read(BadRows(2))
@@ -146,7 +181,9 @@ def test_a_prepared_corpus_counts_over_all_its_processes(tmp_path, monkeypatch):
         prepare([spec], build_tokenizer(), folder, bad_rows=BadRows(3), **settings)
     for _ in range(2):  # the second time nothing is read again
         bad_rows = BadRows(4)
-        assert prepare([spec], build_tokenizer(), folder, bad_rows=bad_rows, **settings).documents == 5
+        assert (
+            prepare([spec], build_tokenizer(), folder, bad_rows=bad_rows, **settings).documents == 5
+        )
         assert all(name in str(bad_rows) for name in (*named, "y.jsonl:2 is a list"))
     with pytest.raises(UserError, match="skip_bad_rows"):
         prepare([spec], build_tokenizer(), folder, bad_rows=BadRows(2), **settings)

@@ -39,7 +39,9 @@ def test_failed_build_leaves_nothing_and_can_be_tried_again(tmp_path):
 def test_left_over_of_a_killed_build_is_removed(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(os, "rename", lambda done, finished: os._exit(9))
-        child = multiprocessing.get_context("fork").Process(target=building.folder, args=(tmp_path, "a", write("x")))
+        child = multiprocessing.get_context("fork").Process(
+            target=building.folder, args=(tmp_path, "a", write("x"))
+        )
         child.start()
         child.join(timeout=60)
     assert child.exitcode == 9
@@ -47,7 +49,9 @@ def test_left_over_of_a_killed_build_is_removed(tmp_path, monkeypatch):
     assert aside.startswith("a.building-")
     (tmp_path / "a.building-elsewhere-1").mkdir()
     building.folder(tmp_path, "a", write("x"))
-    assert names(tmp_path) == ["a", "a.building-elsewhere-1"], "another machine may be at work in its own"
+    assert names(tmp_path) == ["a", "a.building-elsewhere-1"], (
+        "another machine may be at work in its own"
+    )
 
 
 def test_a_faster_machine_is_no_error(tmp_path):
@@ -71,7 +75,9 @@ def test_two_builds_of_a_folder_that_somebody_named_do_not_meet(tmp_path):
     assert (out / "file").read_text() == "first"
     with pytest.raises(UserError, match="another process wrote it meanwhile"):
         building.build_aside(out, write("third"), "out")
-    assert (out / "file").read_text() == "first" and [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert (out / "file").read_text() == "first" and [path.name for path in tmp_path.iterdir()] == [
+        "out"
+    ]
 
 
 def _ask(folder, text, barrier, built):
@@ -86,7 +92,9 @@ def _ask(folder, text, barrier, built):
 def test_of_several_processes_one_builds(tmp_path):
     context = multiprocessing.get_context("fork")
     built, barrier = context.Queue(), context.Barrier(3)
-    askers = [context.Process(target=_ask, args=(tmp_path, str(n), barrier, built)) for n in range(3)]
+    askers = [
+        context.Process(target=_ask, args=(tmp_path, str(n), barrier, built)) for n in range(3)
+    ]
     for asker in askers:
         asker.start()
     for asker in askers:
@@ -98,7 +106,9 @@ def test_of_several_processes_one_builds(tmp_path):
 
 def test_what_is_built_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     synced = []
-    monkeypatch.setattr(storage, "sync", lambda path: synced.append((path.name, (tmp_path / "a").exists())))
+    monkeypatch.setattr(
+        storage, "sync", lambda path: synced.append((path.name, (tmp_path / "a").exists()))
+    )
     building.folder(tmp_path, "a", write("x"))
     assert synced == [("file", False), ("done", False), (tmp_path.name, True)]
 
@@ -121,6 +131,8 @@ def test_a_finished_folder_is_read_from_a_cache_that_takes_nothing(tmp_path, tok
         make_read_only(disk)
         again = tokenise_onto(disk, tmp_path, tokenizer)
         assert again[0] == made[0]
-        with pytest.raises(DiskError, match=r"data_cache = .*cannot be written .Read-only file system"):
+        with pytest.raises(
+            DiskError, match=r"data_cache = .*cannot be written .Read-only file system"
+        ):
             pack(again, 64, disk / "cache")
         del made, again

@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from tape_ds.data.left_context import Buckets, ExactWeights, Histogram, contexts_of, left_context, measure
+from tape_ds.data.left_context import (
+    Buckets,
+    ExactWeights,
+    Histogram,
+    contexts_of,
+    left_context,
+    measure,
+)
 from tape_ds.data.order import PADDING, collate, item
 from tape_ds.errors import UserError
 
@@ -56,7 +63,9 @@ def test_weights_by_hand():
     assert weights.weights == pytest.approx([1.45, 1.9])
     found = weights(torch.tensor([[0] * 10 + [1] * 3]))
     assert found.dtype == torch.float32
-    assert found[0].tolist() == pytest.approx([1, 1, 1, 1, 1.45, 1.45, 1.45, 1.45, 1.9, 1.9, 1, 1, 1])
+    assert found[0].tolist() == pytest.approx(
+        [1, 1, 1, 1, 1.45, 1.45, 1.45, 1.45, 1.9, 1.9, 1, 1, 1]
+    )
     assert "below 4 x1, 4 to 7 x1.45, from 8 x1.9" in str(weights)
 
 
@@ -67,7 +76,9 @@ def test_every_bucket_of_the_tail_gets_the_same_part_of_the_extra_weight(ratio):
     histogram, samples = measure(sequences, buckets)
     weights = ExactWeights.measured(histogram, buckets, 2.5, samples)
     contexts = np.concatenate([contexts_of(each) for each in sequences])
-    given = torch.cat([weights(each["document_ids"][None])[0, each["labels"] != -100] for each in sequences]).numpy()
+    given = torch.cat(
+        [weights(each["document_ids"][None])[0, each["labels"] != -100] for each in sequences]
+    ).numpy()
     assert (given[contexts < 7] == 1).all()
     assert given[contexts >= 7].mean() == pytest.approx(3.5)
     number = np.searchsorted(weights.edges, contexts, side="right")
@@ -77,11 +88,15 @@ def test_every_bucket_of_the_tail_gets_the_same_part_of_the_extra_weight(ratio):
 
 def test_a_bucket_that_was_not_seen_weighs_as_the_rarest():
     histogram, samples = measure([sample(5), sample(5), sample(40)], Buckets(4, 2.0))
-    empty = Histogram(histogram.edges, np.where(histogram.edges == 8, 0, histogram.counts), histogram.longest)
+    empty = Histogram(
+        histogram.edges, np.where(histogram.edges == 8, 0, histogram.counts), histogram.longest
+    )
     weights = ExactWeights.measured(empty, Buckets(4, 2.0), 1.0, samples)
     assert weights.weights[1] == weights.weights.max()
     longer = weights(torch.zeros(1, 500, dtype=torch.int32))[0]
-    assert longer[-1] == longer[39], "a context beyond those that were counted is in the last bucket"
+    assert longer[-1] == longer[39], (
+        "a context beyond those that were counted is in the last bucket"
+    )
 
 
 def test_a_tail_without_targets_is_refused():
@@ -90,7 +105,9 @@ def test_a_tail_without_targets_is_refused():
         ExactWeights.measured(histogram, Buckets(10, 2.0), 1.0, samples)
     (problem,) = raised.value.problems
     assert problem.field == "exact_tail" and "give 4 or less" in problem.remedy
-    ExactWeights.measured(measure([sample(10, 3)], Buckets(4, 2.0))[0], Buckets(4, 2.0), 1.0, samples)
+    ExactWeights.measured(
+        measure([sample(10, 3)], Buckets(4, 2.0))[0], Buckets(4, 2.0), 1.0, samples
+    )
 
 
 def test_a_batch_brings_its_weights():

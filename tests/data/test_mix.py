@@ -17,14 +17,17 @@ from tests.data.conftest import same
 
 WINDOW = 8
 SHARES = {"books": 0.6, "code": 0.3, "sums": 0.1}
-SIZES = {"books": 50, "code": 7, "sums": 12}  # sequences of each source; code comes round again soon
+# sequences of each source; code comes round again soon
+SIZES = {"books": 50, "code": 7, "sums": 12}
 FIRST = {"books": 1000, "code": 2000, "sums": 3000}  # a token of sequence n is FIRST + n
 
 
 def stored(spec, lengths):
     """Packed sequences of so many tokens, each sequence of one token over and over."""
     ids = [[FIRST[spec] + number] * int(length) for number, length in enumerate(lengths)]
-    return datasets.Dataset.from_dict({"input_ids": ids, "document_ids": [[0] * len(sequence) for sequence in ids]})
+    return datasets.Dataset.from_dict(
+        {"input_ids": ids, "document_ids": [[0] * len(sequence) for sequence in ids]}
+    )
 
 
 def weighted(shares):
@@ -48,10 +51,14 @@ def test_shares_of_tokens_are_the_weights_within_the_error_of_drawing():
     sequences = mixed()
     given = Counter()
     for item in map(sequences.__getitem__, range(2000)):
-        given[next(spec for spec in FIRST if item["input_ids"][0] // 1000 * 1000 == FIRST[spec])] += WINDOW
+        given[
+            next(spec for spec in FIRST if item["input_ids"][0] // 1000 * 1000 == FIRST[spec])
+        ] += WINDOW
     assert given == sequences.tokens(2000)
     for spec, share in SHARES.items():
-        assert abs(given[spec] / (2000 * WINDOW) - share) < 2 * math.sqrt(share * (1 - share) / 2000), spec
+        assert abs(given[spec] / (2000 * WINDOW) - share) < 2 * math.sqrt(
+            share * (1 - share) / 2000
+        ), spec
     counts = np.sum([mixed(seed=seed).counts(2000) for seed in range(40)], axis=0)
     assert chisquare(counts, 40 * 2000 * np.array(list(SHARES.values()))).pvalue > 0.01
 
@@ -97,9 +104,13 @@ def test_each_source_goes_through_epochs_of_its_own():
 def test_places_are_counted_across_blocks(tokenizer):
     def streamed():
         def build(specs, own):
-            return StreamedSequences(specs, tokenizer, WINDOW, samples=3 * BLOCK, seed=own, workers=4)
+            return StreamedSequences(
+                specs, tokenizer, WINDOW, samples=3 * BLOCK, seed=own, workers=4
+            )
 
-        return mix(weighted({"stdlib": 0.75, "stdlib:typing.py": 0.25}), build, samples=3 * BLOCK, seed=3)
+        return mix(
+            weighted({"stdlib": 0.75, "stdlib:typing.py": 0.25}), build, samples=3 * BLOCK, seed=3
+        )
 
     sequences = streamed()
     assert [part.stream_workers for part in sequences.parts] == [4, 1]
@@ -114,9 +125,13 @@ def test_places_are_counted_across_blocks(tokenizer):
 
 def test_sources_of_one_size_are_drawn_independently():
     lengths = {"books": [40] * 20, "code": [40] * 20}
-    sequences = mixed(shares={"books": 1, "code": 1}, lengths=lengths, pose=PoseSequences(8, 64, Pose(chunks=2)))
+    sequences = mixed(
+        shares={"books": 1, "code": 1}, lengths=lengths, pose=PoseSequences(8, 64, Pose(chunks=2))
+    )
     one, other = (part.sequences for part in sequences.parts)
-    assert sum(torch.equal(one[n]["position_ids"], other[n]["position_ids"]) for n in range(100)) < 10
+    assert (
+        sum(torch.equal(one[n]["position_ids"], other[n]["position_ids"]) for n in range(100)) < 10
+    )
     assert not np.array_equal(one.order(0), other.order(0))
 
 

@@ -8,7 +8,9 @@ from tape_ds.data.pose import Pose, PoseSequences
 
 
 def documents(count=7, tokens=40):
-    return datasets.Dataset.from_dict({"input_ids": [list(range(n * 1000, n * 1000 + tokens)) for n in range(count)]})
+    return datasets.Dataset.from_dict(
+        {"input_ids": [list(range(n * 1000, n * 1000 + tokens)) for n in range(count)]}
+    )
 
 
 def training_sequences(**changes):
@@ -24,7 +26,9 @@ def training_sequences(**changes):
 
 def test_golden_packed_item():
     """A sequence of three documents: first tokens are no targets, positions go on, ids say where attention ends."""
-    sequences = datasets.Dataset.from_dict({"input_ids": [[5, 6, 7, 8, 9, 4]], "document_ids": [[0, 0, 0, 1, 1, 2]]})
+    sequences = datasets.Dataset.from_dict(
+        {"input_ids": [[5, 6, 7, 8, 9, 4]], "document_ids": [[0, 0, 0, 1, 1, 2]]}
+    )
     item = TrainingSequences(sequences, samples=1, seed=0)[0]
     assert {name: values.tolist() for name, values in item.items()} == {
         "input_ids": [5, 6, 7, 8, 9, 4],
@@ -32,12 +36,16 @@ def test_golden_packed_item():
         "position_ids": [0, 1, 2, 3, 4, 5],
         "document_ids": [0, 0, 0, 1, 1, 2],
     }
-    assert {name for name, values in item.items() if values.dtype != torch.int64} == {"document_ids"}
+    assert {name for name, values in item.items() if values.dtype != torch.int64} == {
+        "document_ids"
+    }
 
 
 def test_golden_item_of_a_sequence_taken_for_one_document():
     """The same sequence with attention across its borders: only the sequence's first token is no target."""
-    sequences = datasets.Dataset.from_dict({"input_ids": [[5, 6, 7, 8, 9, 4]], "document_ids": [[0, 0, 0, 1, 1, 2]]})
+    sequences = datasets.Dataset.from_dict(
+        {"input_ids": [[5, 6, 7, 8, 9, 4]], "document_ids": [[0, 0, 0, 1, 1, 2]]}
+    )
     item = TrainingSequences(sequences, samples=1, seed=0, attend_across=True)[0]
     assert item["document_ids"].tolist() == [0, 0, 0, 0, 0, 0]
     assert item["labels"].tolist() == [-100, 6, 7, 8, 9, 4]
@@ -62,7 +70,8 @@ def test_every_epoch_is_another_permutation():
     assert all(sorted(order) == list(range(7)) for order in orders)
     assert len(set(orders)) > 7
     assert orders != [
-        tuple(training_sequences(seed=4, samples=70).row_of(e * 7 + at) for at in range(7)) for e in range(10)
+        tuple(training_sequences(seed=4, samples=70).row_of(e * 7 + at) for at in range(7))
+        for e in range(10)
     ]
 
 

@@ -13,13 +13,18 @@ def arrays(*documents):
 
 
 def both(found):
-    return [(sequence["input_ids"].tolist(), sequence["document_ids"].tolist()) for sequence in found]
+    return [
+        (sequence["input_ids"].tolist(), sequence["document_ids"].tolist()) for sequence in found
+    ]
 
 
 def corpus(seed, longest=40, count=300):
     """Documents whose tokens tell document and place: 1000 * document + place."""
     rng = np.random.default_rng(seed)
-    return [1000 * n + np.arange(size, dtype=np.int32) for n, size in enumerate(rng.integers(1, longest, count))]
+    return [
+        1000 * n + np.arange(size, dtype=np.int32)
+        for n, size in enumerate(rng.integers(1, longest, count))
+    ]
 
 
 DOCUMENTS = arrays([1, 2, 3], [4, 5, 6, 7], [8], [9, 10, 11, 12, 13])
@@ -61,7 +66,12 @@ def test_golden_whole_gives_full_sequences_out_at_once(monkeypatch):
     sequences that still had room, and 0 and 15 would have had a sequence each."""
     monkeypatch.setattr(pack, "OPEN_SEQUENCES", 2)
     found = both(whole(arrays([1, 2, 3], [4, 5, 6], [7, 8, 9, 10, 11, 12, 13, 14], [0], [15]), 4))
-    assert [ids for ids, _ in found] == [[7, 8, 9, 10], [11, 12, 13, 14], [1, 2, 3, 0], [4, 5, 6, 15]]
+    assert [ids for ids, _ in found] == [
+        [7, 8, 9, 10],
+        [11, 12, 13, 14],
+        [1, 2, 3, 0],
+        [4, 5, 6, 15],
+    ]
 
 
 def test_golden_ends(tmp_path):

@@ -6,7 +6,15 @@ import json
 import pytest
 
 from tape_ds.data import passkey
-from tape_ds.data.passkey import PUBLISHED_LENGTHS, answer_ids, draw, grid, published, same_ids, write
+from tape_ds.data.passkey import (
+    PUBLISHED_LENGTHS,
+    answer_ids,
+    draw,
+    grid,
+    published,
+    same_ids,
+    write,
+)
 from tape_ds.errors import UserError
 from tests.data.letters import Letters
 
@@ -24,7 +32,9 @@ def test_the_published_text():
     assert task == TASK and question == "What is the pass key? The pass key is"
     assert key == "The pass key is 777. Remember it. 777 is the pass key."
     endless = f"{ROUND} " * 9
-    assert before == endless[: len(before)] and after == endless[: len(after)], "each begins with the grass"
+    assert before == endless[: len(before)] and after == endless[: len(after)], (
+        "each begins with the grass"
+    )
     assert abs(len(before) - len(after)) <= 1
     _, before, _, after, _ = write(Letters(), 620, 777, 0.5, "pose").text.split("\n")
     assert (before, after) == (ROUND * 2, ROUND * 2)
@@ -78,11 +88,15 @@ def test_depth_is_the_share_of_filler_before_the_key(form):
 
 def test_a_prompt_is_a_function_of_seed_trial_and_length():
     one = draw(Letters(), [300, 500], 3, seed=7)
-    assert [(prompt.length, prompt.trial) for prompt in one] == [(n, t) for n in (300, 500) for t in range(3)]
+    assert [(prompt.length, prompt.trial) for prompt in one] == [
+        (n, t) for n in (300, 500) for t in range(3)
+    ]
     assert draw(Letters(), [500], 2, seed=7) == one[3:5], "whatever else is asked for"
     assert len({prompt.key for prompt in one}) == len({prompt.depth for prompt in one}) == 6
     assert draw(Letters(), [500], 1, seed=8)[0].key != one[3].key
-    assert [p.key for p in draw(Letters(), [500], 2, seed=7, form="pose")] == [p.key for p in one[3:5]]
+    assert [p.key for p in draw(Letters(), [500], 2, seed=7, form="pose")] == [
+        p.key for p in one[3:5]
+    ]
 
 
 def test_a_drawn_prompt_leaves_room_for_its_reply():
@@ -95,10 +109,18 @@ def test_a_drawn_prompt_leaves_room_for_its_reply():
 def test_keys_and_depths_are_uniform():
     """Of 2,000 each tenth holds 200 +- 13 (one standard deviation); 5 of them never happen by chance."""
     prompts = draw(Letters(), [260], 2000, seed=1)
-    for share in ([prompt.key / passkey.LARGEST_KEY for prompt in prompts], [prompt.depth for prompt in prompts]):
-        tenths = [sum(int(min(value, 0.999) * 10) == tenth for value in share) for tenth in range(10)]
+    for share in (
+        [prompt.key / passkey.LARGEST_KEY for prompt in prompts],
+        [prompt.depth for prompt in prompts],
+    ):
+        tenths = [
+            sum(int(min(value, 0.999) * 10) == tenth for value in share) for tenth in range(10)
+        ]
         assert max(abs(count - 200) for count in tenths) < 67
-    assert min(prompt.key for prompt in prompts) >= 1 and max(prompt.key for prompt in prompts) <= 50_000
+    assert (
+        min(prompt.key for prompt in prompts) >= 1
+        and max(prompt.key for prompt in prompts) <= 50_000
+    )
 
 
 def test_what_cannot_be_is_named():
@@ -119,7 +141,11 @@ def test_every_cell_has_its_trials():
     assert len({each.name for each in questions}) == len(questions)
     for question in questions:
         prompt = question.write()
-        assert (prompt.length, prompt.depth, prompt.trial) == (question.length, question.depth, question.trial)
+        assert (prompt.length, prompt.depth, prompt.trial) == (
+            question.length,
+            question.depth,
+            question.trial,
+        )
         assert len(prompt.ids) == question.length - 10, "room for the reply"
         before = prompt.text.index(f"The pass key is {prompt.key}.")
         assert (before < 200) == (question.depth == 0)
@@ -141,7 +167,9 @@ def test_a_key_follows_from_its_cell_and_the_seed():
 def test_the_published_filler():
     """3.75 characters a token in whole kilobytes, cut anywhere; a seed puts its key at the same share everywhere."""
     questions = published(Letters())
-    assert [each.length for each in questions[::20]] == list(PUBLISHED_LENGTHS) and len(questions) == 160
+    assert [each.length for each in questions[::20]] == list(PUBLISHED_LENGTHS) and len(
+        questions
+    ) == 160
     characters = []
     for question in questions[::20]:
         prompt = question.write()
@@ -155,7 +183,9 @@ def test_the_published_filler():
     assert characters == [3072, 7168, 10240, 14336, 18432, 21504, 25600, 29696]
 
 
-@pytest.mark.parametrize(("seed", "place", "key"), [(0, 2732, 43568), (1, 1061, 33004), (19, 1629, 10863)])
+@pytest.mark.parametrize(
+    ("seed", "place", "key"), [(0, 2732, 43568), (1, 1061, 33004), (19, 1629, 10863)]
+)
 def test_the_published_keys_and_places(seed, place, key):
     """What ``numpy.random.seed(seed)``, ``randint(0, 3072)``, ``randint(1, 50000)`` give, in this order."""
     prompt = published(Letters(), [1000])[seed].write()
@@ -175,4 +205,7 @@ def test_stored_results_were_asked_these_prompts():
     for form, expected in (("longlora", "a1ce0a8ecfaf973f"), ("pose", "b27539fb27f9ece5")):
         questions = grid(letters, [600, 1000], [0.0, 0.5, 1.0], 2, seed=5, form=form, reply=10)
         assert digest(question.write() for question in questions) == expected
-    assert digest(question.write() for question in published(letters, [1000, 3000], 3)) == "fca2a5779fe168c7"
+    assert (
+        digest(question.write() for question in published(letters, [1000, 3000], 3))
+        == "fca2a5779fe168c7"
+    )

@@ -80,7 +80,9 @@ def test_golden_four_chunks():
 )
 def test_golden_contents(content, expected):
     """The paper's three choices of v for the same draws; n = 20, c = 8, T = 32. Positions are the same for all."""
-    ids, positions = pose_sequences(8, 32, content=content).draw(np.arange(100, 120), Scripted(3, 7, 11))
+    ids, positions = pose_sequences(8, 32, content=content).draw(
+        np.arange(100, 120), Scripted(3, 7, 11)
+    )
     assert ids.tolist() == expected
     assert positions.tolist() == [0, 1, 2, 14, 15, 16, 17, 18]
 
@@ -107,9 +109,12 @@ def test_two_chunks_are_the_original(n):
                 np.testing.assert_array_equal(ours[1], theirs[1])
 
 
-@pytest.mark.parametrize("options", [{}, {"content": "contiguous"}, {"content": "aligned"}, {"skips": "sorted"}])
 @pytest.mark.parametrize(
-    ("chunks", "n", "window", "target"), [(2, 500, 16, 64), (5, 17, 16, 16), (16, 7, 16, 20), (3, 1, 16, 16)]
+    "options", [{}, {"content": "contiguous"}, {"content": "aligned"}, {"skips": "sorted"}]
+)
+@pytest.mark.parametrize(
+    ("chunks", "n", "window", "target"),
+    [(2, 500, 16, 64), (5, 17, 16, 16), (16, 7, 16, 20), (3, 1, 16, 16)],
 )
 def test_properties(chunks, n, window, target, options):
     pose = pose_sequences(window, target, chunks, **options)
@@ -151,8 +156,11 @@ def test_sorted_shifts_are_uniform_taken_together():
     shifts = np.array([draw_shifts(4, 10, rng, at_once=True) for _ in range(DRAWS)])
     assert (shifts[:, 0] == 0).all() and (np.diff(shifts) >= 0).all()
     assert uniform(shifts[:, 1:].ravel().tolist(), 0, 10)
-    above = np.array([(11 - k) ** 3 - (10 - k) ** 3 for k in range(11)])  # of 11^3 outcomes, those whose least is k
-    assert chisquare(np.bincount(shifts[:, 1], minlength=11), above / 11**3 * DRAWS).pvalue > LEAST_P
+    # of 11^3 outcomes, those whose least is k
+    above = np.array([(11 - k) ** 3 - (10 - k) ** 3 for k in range(11)])
+    assert (
+        chisquare(np.bincount(shifts[:, 1], minlength=11), above / 11**3 * DRAWS).pvalue > LEAST_P
+    )
 
 
 def test_later_shifts_are_uniform_above_the_one_before():
@@ -178,7 +186,9 @@ def test_lengths_are_uniform_up_to_an_even_share():
 
 def test_reach_limits_the_content():
     rng = np.random.default_rng(5)
-    near = [int(pose_sequences(8, 64, reach=5).draw(np.arange(1000), rng)[0].max()) for _ in range(2000)]
+    near = [
+        int(pose_sequences(8, 64, reach=5).draw(np.arange(1000), rng)[0].max()) for _ in range(2000)
+    ]
     far = [int(pose_sequences(8, 64).draw(np.arange(1000), rng)[0].max()) for _ in range(2000)]
     assert max(near) == 39
     assert max(far) > 900

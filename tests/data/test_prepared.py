@@ -28,8 +28,12 @@ def spec(tmp_path):
     """Seven files of 0 to 40 documents, some of them empty."""
     (tmp_path / "texts").mkdir()
     for file, count in enumerate([5, 40, 0, 1, 25, 3, 12]):
-        lines = [{"t": f"def f{line}(a, b): return {file}" if line % 6 else ""} for line in range(count)]
-        (tmp_path / "texts" / f"{file}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        lines = [
+            {"t": f"def f{line}(a, b): return {file}" if line % 6 else ""} for line in range(count)
+        ]
+        (tmp_path / "texts" / f"{file}.jsonl").write_text(
+            "".join(json.dumps(line) + "\n" for line in lines)
+        )
     return f"jsonl:{tmp_path}/texts/*.jsonl#t"
 
 
@@ -48,7 +52,11 @@ def done(spec, silent, tmp_path):
 
 
 def contents(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def shards(folder):
@@ -181,7 +189,10 @@ def test_other_folders_are_left_alone(spec, silent, tmp_path):
 
 def test_two_at_once_are_refused(spec, silent, tmp_path):
     (tmp_path / "new" / "records").mkdir(parents=True)
-    with FileLock(tmp_path / "new" / "records" / "lock"), pytest.raises(UserError, match="another preparation"):
+    with (
+        FileLock(tmp_path / "new" / "records" / "lock"),
+        pytest.raises(UserError, match="another preparation"),
+    ):
         prepare([spec], silent, tmp_path / "new", **SETTINGS)
 
 
@@ -194,7 +205,9 @@ def flip(path):
 def refused(spec, tokenizer, cache):
     with pytest.raises(UserError) as caught:
         tokenize([spec], tokenizer, "train", cache)
-    assert {(problem.field, problem.value) for problem in caught.value.problems} == {("train_data", spec)}
+    assert {(problem.field, problem.value) for problem in caught.value.problems} == {
+        ("train_data", spec)
+    }
     return [problem.wrong for problem in caught.value.problems]
 
 
@@ -203,13 +216,17 @@ def test_run_refuses_a_damaged_folder(silent, done, tmp_path):
     first, *_ = shards(done)
     whole = (done / first).read_bytes()
     (done / first).write_bytes(whole[:-8])
-    assert refused(spec, silent, cache) == [f"shard {first} has {len(whole) - 8} bytes instead of {len(whole)}"]
+    assert refused(spec, silent, cache) == [
+        f"shard {first} has {len(whole) - 8} bytes instead of {len(whole)}"
+    ]
     (done / first).unlink()
     assert refused(spec, silent, cache) == [f"shard {first} is missing"]
 
 
 def test_run_refuses_another_tokenizer(done, tmp_path):
-    assert refused(f"arrow:{done}", build_tokenizer(), tmp_path) == ["its token ids are those of another tokenizer"]
+    assert refused(f"arrow:{done}", build_tokenizer(), tmp_path) == [
+        "its token ids are those of another tokenizer"
+    ]
 
 
 def test_a_folder_may_be_moved(silent, done, tmp_path):
@@ -218,7 +235,9 @@ def test_a_folder_may_be_moved(silent, done, tmp_path):
     assert parse(f"arrow:{tmp_path}/moved").fingerprint() == before
 
 
-def test_a_manifest_that_was_changed_or_is_of_another_version_is_refused(silent, done, tmp_path, monkeypatch):
+def test_a_manifest_that_was_changed_or_is_of_another_version_is_refused(
+    silent, done, tmp_path, monkeypatch
+):
     with monkeypatch.context() as patched:
         patched.setattr(arrow, "FORMAT", arrow.FORMAT + 1)
         assert "its format is" in refused(f"arrow:{done}", silent, tmp_path)[0]
@@ -254,7 +273,9 @@ def test_two_workers_of_the_command_write_what_one_does(spec, silent, tmp_path):
     tokenizer = str(tmp_path / "tokenizer")
     silent.save_pretrained(tokenizer)
     prepare([spec], load_tokenizer(tokenizer), tmp_path / "one", **SETTINGS)
-    words = f"--tokenizer {tokenizer} --shard_tokens 200 --parts 3 --output {tmp_path}/two --workers 2"
+    words = (
+        f"--tokenizer {tokenizer} --shard_tokens 200 --parts 3 --output {tmp_path}/two --workers 2"
+    )
     assert prepare_data.main(["--data", spec, *words.split()]) == 0
     assert contents(tmp_path / "two") == contents(tmp_path / "one")
 
@@ -270,13 +291,18 @@ def test_check_names_every_damaged_shard_and_exits_with_two(done, capsys):
     assert f"shard {first} is damaged" in found and f"shard {second} is damaged" in found
     assert f"shard {third} is missing" in found
     (done / "manifest.json").write_text("{")
-    assert [prepare_data.main(["--check", str(folder)]) for folder in (done, done / "absent")] == [2, 2]
+    assert [prepare_data.main(["--check", str(folder)]) for folder in (done, done / "absent")] == [
+        2,
+        2,
+    ]
 
 
 def test_a_disk_that_fills_up_is_told_and_gone_on_from(tmp_path, spec, silent):
     settings = {"shard_tokens": 4000, "parts": 2}
     with open(tmp_path / "texts" / "7.jsonl", "w", encoding="utf-8") as file:
-        file.writelines(json.dumps({"t": f"def f{n}(a, b): return {n}"}) + "\n" for n in range(3000))
+        file.writelines(
+            json.dumps({"t": f"def f{n}(a, b): return {n}"}) + "\n" for n in range(3000)
+        )
     whole = prepare([spec], silent, tmp_path / "whole", **settings)
     with mounted(tmp_path / "disk", "128k") as disk:
         with pytest.raises(DiskError, match=r"output = .* is full"):

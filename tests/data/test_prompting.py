@@ -12,7 +12,12 @@ ENDS = {
     "eos": (TemplateProcessing(single="<s> $A </s>", special_tokens=[BOS, EOS]), 1),
     "two": (TemplateProcessing(single="<s> $A <s> </s>", special_tokens=[BOS, EOS]), 2),
     "no eos": (TemplateProcessing(single="<s> $A <s>", special_tokens=[BOS]), 1),
-    "sequence": (Sequence([ByteLevel(), TemplateProcessing(single="<s> $A </s>", special_tokens=[BOS, EOS])]), 1),
+    "sequence": (
+        Sequence(
+            [ByteLevel(), TemplateProcessing(single="<s> $A </s>", special_tokens=[BOS, EOS])]
+        ),
+        1,
+    ),
     "bert": (BertProcessing(EOS, BOS), 1),
     "none": (TemplateProcessing(single="<s> $A", special_tokens=[BOS]), 0),
 }
@@ -51,5 +56,8 @@ def test_a_prompt_that_begins_with_bos_has_one(name, begun):
 
 def test_a_document_is_scored_without_the_end(tmp_path):
     (tmp_path / "x.txt").write_text("return a")
-    rows = [list(scored_rows([f"text:{tmp_path}/x.txt"], ending(name), tmp_path / name)) for name in ("eos", "none")]
+    rows = [
+        list(scored_rows([f"text:{tmp_path}/x.txt"], ending(name), tmp_path / name))
+        for name in ("eos", "none")
+    ]
     assert rows[0] == rows[1] and rows[0][0]["input_ids"][-1] != EOS[1]

@@ -9,7 +9,10 @@ from tape_ds.data.retrieval_options import FAMILY_NAMES, RetrievalOptions, read
 def test_without_options_every_family_has_the_same_share():
     found, wrong = read("")
     assert wrong == [] and found == RetrievalOptions()
-    assert found.shares() == [0.2] * 5 and tuple(name for name, _ in found.families) == tuple(FAMILIES) == FAMILY_NAMES
+    assert (
+        found.shares() == [0.2] * 5
+        and tuple(name for name, _ in found.families) == tuple(FAMILIES) == FAMILY_NAMES
+    )
 
 
 def test_everything_that_can_be_said():
@@ -32,10 +35,23 @@ def test_everything_that_can_be_said():
 @pytest.mark.parametrize(
     "part",
     [
-        *("families=lookup,lookup", "families=needle", "families=lookup:0", "families=", "families"),
+        *(
+            "families=lookup,lookup",
+            "families=needle",
+            "families=lookup:0",
+            "families=",
+            "families",
+        ),
         *("tokens=0", "tokens=4k-1k", "tokens=1k-", "tokens=many", "tokens=1k-2k-3k"),
         *("rivals=-1", "rivals=5-4", "rivals=1e3", "rivals=1000000"),
-        *("questions=0", "questions=0-3", "place=0.5", "place=0.7-0.2", "place=0-1.5", "place=nan-1"),
+        *(
+            "questions=0",
+            "questions=0-3",
+            "place=0.5",
+            "place=0.7-0.2",
+            "place=0-1.5",
+            "place=nan-1",
+        ),
         *("targets=answer", "documents=0", "documents=1-2"),
     ],
 )

@@ -45,12 +45,16 @@ def posed(texts, **run):
 
 
 def streamed(texts, shards="*", **run):
-    return StreamedSequences([f"jsonl:{texts}/{shards}.jsonl#t"], build_tokenizer(), 8, workers=6, **run)
+    return StreamedSequences(
+        [f"jsonl:{texts}/{shards}.jsonl#t"], build_tokenizer(), 8, workers=6, **run
+    )
 
 
 def mixed(sources, build, **run):
     entries = [{"source": sources[0], "weight": 3}, {"source": sources[1], "weight": 1}]
-    return mix(entries, lambda specs, seed: build(specs[0], samples=run["samples"], seed=seed), **run)
+    return mix(
+        entries, lambda specs, seed: build(specs[0], samples=run["samples"], seed=seed), **run
+    )
 
 
 def mixed_streams(texts, **run):
@@ -77,13 +81,26 @@ def generated(texts, **run):
 
 def retrieval(texts, **run):
     (source,) = parse_all(
-        [f"generated:retrieval#families=lookup&rivals=1&questions=1&text=text:{texts}/long.txt"], "train_data"
+        [f"generated:retrieval#families=lookup&rivals=1&questions=1&text=text:{texts}/long.txt"],
+        "train_data",
     )
     writer = writer_of(source, build_tokenizer(), texts / "cache")
-    return RetrievalSequences(source, writer, RetrievalForm(320, PoseSequences(320, 4000, Pose(chunks=2))), **run)
+    return RetrievalSequences(
+        source, writer, RetrievalForm(320, PoseSequences(320, 4000, Pose(chunks=2))), **run
+    )
 
 
-KINDS = [packed, posed, streamed, mixed_streams, mixed_pose, answers, conversations, generated, retrieval]
+KINDS = [
+    packed,
+    posed,
+    streamed,
+    mixed_streams,
+    mixed_pose,
+    answers,
+    conversations,
+    generated,
+    retrieval,
+]
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +108,9 @@ def texts(tmp_path_factory):
     """Three shards of one source and five of another, and a long text."""
     folder = tmp_path_factory.mktemp("texts")
     for shard in ("a0", "a1", "a2", "b0", "b1", "b2", "b3", "b4"):
-        lines = [json.dumps({"t": f"{shard}.{number} " + "tape " * (number % 9)}) for number in range(12)]
+        lines = [
+            json.dumps({"t": f"{shard}.{number} " + "tape " * (number % 9)}) for number in range(12)
+        ]
         (folder / f"{shard}.jsonl").write_text("\n".join(lines))
     (folder / "long.txt").write_text("tape and other words\n" * 900)
     return folder
@@ -108,7 +127,11 @@ def test_every_class_of_samples_is_here(texts):
 
 
 def test_a_sample_is_a_function_of_seed_and_number(make):
-    forwards, backwards, longer = list(make(samples=36, seed=3)), make(samples=36, seed=3), make(samples=999, seed=3)
+    forwards, backwards, longer = (
+        list(make(samples=36, seed=3)),
+        make(samples=36, seed=3),
+        make(samples=999, seed=3),
+    )
     assert len(forwards) == 36
     assert all(same(backwards[index], forwards[index]) for index in reversed(range(36)))
     assert all(same(longer[index], forwards[index]) for index in (35, 0, 17))
@@ -129,7 +152,9 @@ def test_pickled_at_any_time(make):
 
 def test_loader_processes_change_nothing(make):
     expected = list(make(samples=24, seed=3))
-    batches = list(DataLoader(make(samples=24, seed=3), batch_size=4, num_workers=2, collate_fn=collate))
+    batches = list(
+        DataLoader(make(samples=24, seed=3), batch_size=4, num_workers=2, collate_fn=collate)
+    )
     assert len(batches) == 6
     for step, batch in enumerate(batches):
         assert same(batch, collate(expected[4 * step : 4 * step + 4]))
@@ -142,7 +167,9 @@ def as_read(make, ranks, steps):
     loaders = []
     for rank in range(ranks):
         sequences = make(samples=96, seed=3)
-        shard = BatchSamplerShard(BatchSampler(SequentialSampler(sequences), micro, True), ranks, rank)
+        shard = BatchSamplerShard(
+            BatchSampler(SequentialSampler(sequences), micro, True), ranks, rank
+        )
         sampler = SkipBatchSampler(shard, skip_batches=steps.start * accumulated)
         loaders.append(iter(DataLoader(sequences, batch_sampler=sampler, collate_fn=list)))
     for _ in steps:
@@ -172,7 +199,10 @@ def drawn(texts):
         source.fingerprint(),
         [document.name for document in source.documents("train")],
         pack(rows, 8, cache)._fingerprint,
-        [sequences[index]["input_ids"].tolist() + sequences[index]["position_ids"].tolist() for index in range(20)],
+        [
+            sequences[index]["input_ids"].tolist() + sequences[index]["position_ids"].tolist()
+            for index in range(20)
+        ],
     ]
 
 
@@ -186,7 +216,14 @@ from tests.data.conftest import CountingTokenizer
 from tests.data.test_samples_contract import drawn
 print(json.dumps([drawn({str(texts)!r}), CountingTokenizer.texts]))
 """
-    environment = {**os.environ, "PYTHONHASHSEED": "99", "LC_ALL": "C", "PYTHONPATH": os.pathsep.join(sys.path)}
-    run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    environment = {
+        **os.environ,
+        "PYTHONHASHSEED": "99",
+        "LC_ALL": "C",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    run = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+    )
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout) == [here, 0]

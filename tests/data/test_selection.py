@@ -54,7 +54,9 @@ def test_short_documents_are_left_out_and_counted(lines, tokenizer, cache):
     found = select([lines], tokenizer, "train", cache, least)
     assert kept(found) == long
     assert (found.read_documents, found.read_tokens) == (6, sum(sizes()))
-    assert found.tokens == sum(sizes()[n] for n in long) == sum(map(len, found.documents["input_ids"]))
+    assert (
+        found.tokens == sum(sizes()[n] for n in long) == sum(map(len, found.documents["input_ids"]))
+    )
     everything = select([lines], tokenizer, "train", cache)
     assert kept(everything) == list(range(6)) and everything.tokens == everything.read_tokens
     assert folders(cache) == ["documents"], "the filter needs no tokens of its own"
@@ -62,7 +64,9 @@ def test_short_documents_are_left_out_and_counted(lines, tokenizer, cache):
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_reading_ends_with_the_last_document_that_is_wanted(lines, tokenizer, cache, count, monkeypatch):
+def test_reading_ends_with_the_last_document_that_is_wanted(
+    lines, tokenizer, cache, count, monkeypatch
+):
     monkeypatch.setattr(tokenized, "_BATCH_DOCUMENTS", 1)
     long = [n for n, size in enumerate(sizes()) if size >= 12][:count]
     found = select([lines], tokenizer, "train", cache, 12, max_documents=count)
@@ -92,7 +96,11 @@ def test_token_ids_are_counted_where_they_lie(tokenizer, cache, tmp_path):
 
 
 def test_numbers_are_spread_evenly_and_the_same_each_time():
-    assert spread(10, 3).tolist() == [0, 3, 6] and spread(10, 0).tolist() == [] and len(spread(3, 5)) == 3
+    assert (
+        spread(10, 3).tolist() == [0, 3, 6]
+        and spread(10, 0).tolist() == []
+        and len(spread(3, 5)) == 3
+    )
 
 
 @pytest.mark.parametrize("count", [None, 5])
@@ -105,7 +113,20 @@ def test_long_documents_are_read_several_times():
     """Worked by hand, twice from 8 tokens, three times from 16, not at all again from 40: all documents first, then the
     second copies, then the third."""
     lengths = np.array([7, 8, 16, 40, 15, 39])
-    assert with_copies(lengths, {8: 2, 16: 3, 40: 1}).tolist() == [0, 1, 2, 3, 4, 5, 1, 2, 4, 5, 2, 5]
+    assert with_copies(lengths, {8: 2, 16: 3, 40: 1}).tolist() == [
+        0,
+        1,
+        2,
+        3,
+        4,
+        5,
+        1,
+        2,
+        4,
+        5,
+        2,
+        5,
+    ]
     assert with_copies(lengths, {}).tolist() == [0, 1, 2, 3, 4, 5]
     assert with_copies(np.zeros(0, np.int64), {8: 2}).tolist() == []
 
@@ -117,6 +138,9 @@ def test_copies_are_documents_of_their_own(lines, tokenizer, cache):
     documents = upsampled(found.documents, {12: 2})
     assert [int(name.rpartition(":")[2]) - 1 for name in documents["name"]] == [*range(6), *long]
     assert token_counts(documents).tolist() == [sizes()[n] for n in [*range(6), *long]]
-    plain, more = (sum(map(len, pack(each, 9, cache, "whole")["input_ids"])) for each in (found.documents, documents))
+    plain, more = (
+        sum(map(len, pack(each, 9, cache, "whole")["input_ids"]))
+        for each in (found.documents, documents)
+    )
     assert more - plain == sum(sizes()[n] for n in long)
     assert upsampled(found.documents, {}) is found.documents

@@ -59,14 +59,20 @@ def documents_of(sequences, number):
     ids = torch.cat([sequences[index]["input_ids"] for index in own])
     begins = torch.nonzero(ids == BOS).flatten().tolist()
     assert begins[0] == 0
-    return [sequences.stream.tokenizer.decode(ids[a + 1 : b]) for a, b in itertools.pairwise(begins)]
+    return [
+        sequences.stream.tokenizer.decode(ids[a + 1 : b]) for a, b in itertools.pairwise(begins)
+    ]
 
 
 @pytest.mark.parametrize("count", [3, 7])
 def test_every_document_is_read_whole_and_once_an_epoch(open_sequences, count):
     sequences = open_sequences(workers=count, samples=count * 200)
     for number in range(count):
-        found, visits, epochs = documents_of(sequences, number), sequences.stream.visits(number), set()
+        found, visits, epochs = (
+            documents_of(sequences, number),
+            sequences.stream.visits(number),
+            set(),
+        )
         while len(found) >= max(SIZES):
             epoch, shard = next(visits)
             epochs.add(epoch)
@@ -110,7 +116,9 @@ def test_a_forked_worker_leaves_our_files_alone(open_sequences, folder, monkeypa
 
 
 @pytest.mark.parametrize("processes", [0, 1])
-def test_documents_that_a_resume_reads_again_are_counted_for_the_watchdog(open_sequences, processes):
+def test_documents_that_a_resume_reads_again_are_counted_for_the_watchdog(
+    open_sequences, processes
+):
     sequences = open_sequences(samples=1000)
     next(iter(DataLoader(Subset(sequences, [999]), num_workers=processes)))
     assert sequences.documents_read() > sum(SIZES)
@@ -131,7 +139,9 @@ def test_a_resume_reads_on_from_the_shard_that_it_was_in(open_sequences, process
     for index in range(600, 603):  # one of each worker
         assert same(resumed[index], expected[index])
     assert resumed.documents_read() <= 3 * 2 * max(SIZES), "a shard and its neighbour at most"
-    assert all(same(resumed[index], expected[index]) for index in (603, 999, 5, 300)), "any other, too"
+    assert all(same(resumed[index], expected[index]) for index in (603, 999, 5, 300)), (
+        "any other, too"
+    )
 
     plain = open_sequences(samples=1000)
     assert plain.places(600)["shards"] == []
@@ -145,7 +155,12 @@ def test_places_are_of_the_past():
     places = ShardPlaces(workers=2, window=10)
     for number, passed in enumerate([0, 4, 25, 31, 38, 700]):
         places.note(1, Place(number, passed))
-    assert [places.last_before(1, tokens) for tokens in (0, 24, 25, 39)] == [(0, 0), (1, 4), (2, 25), (4, 38)]
+    assert [places.last_before(1, tokens) for tokens in (0, 24, 25, 39)] == [
+        (0, 0),
+        (1, 4),
+        (2, 25),
+        (4, 38),
+    ]
     assert places.last_before(0, 99) == (0, 0)
     assert places.state([5, 3]) == [[1, 2, 25]] and places.state([0, 0]) == []
     places.note(1, Place(9, 2**40))  # more than a place can tell
@@ -182,17 +197,26 @@ def order(found):
 @pytest.fixture
 def stream(tokenizer):
     """Five shards, among them one without documents, one of a long document and one of empty texts."""
-    texts = [[f"{shard}.{number} " + "tape " * (3 * number) for number in range(5)] for shard in range(2)]
+    texts = [
+        [f"{shard}.{number} " + "tape " * (3 * number) for number in range(5)] for shard in range(2)
+    ]
     texts += [[], ["long " * 20], ["", ""]]
 
     def shard(number):
-        return Shard(str(number), lambda: (Document(f"{number}:{at}", text) for at, text in enumerate(texts[number])))
+        return Shard(
+            str(number),
+            lambda: (Document(f"{number}:{at}", text) for at, text in enumerate(texts[number])),
+        )
 
     return Stream([shard(number) for number in range(5)], tokenizer, window=16, seed=3, workers=2)
 
 
 def sequences_of(stream, number, first, last):
-    return list(itertools.islice(cut(stream.tokens(number, skip=first * stream.window), stream.window), last - first))
+    return list(
+        itertools.islice(
+            cut(stream.tokens(number, skip=first * stream.window), stream.window), last - first
+        )
+    )
 
 
 def test_golden_order(stream):

@@ -30,7 +30,9 @@ def specs(tmp_path, monkeypatch):
 
 
 def streamed(specs, samples=60, seed=3, workers=4):
-    return StreamedSequences(specs, build_tokenizer(), WINDOW, samples=samples, seed=seed, workers=workers)
+    return StreamedSequences(
+        specs, build_tokenizer(), WINDOW, samples=samples, seed=seed, workers=workers
+    )
 
 
 def mixed(specs, samples=60, seed=3):
@@ -73,7 +75,9 @@ def test_it_is_resumed_from_the_shard_that_it_was_in(make, specs, monkeypatch):
     resumed.load_places(first.places(300))
     begun = []
     shuffle = stream.shuffled
-    monkeypatch.setattr(stream, "shuffled", lambda rows, *others: begun.append(rows) or shuffle(rows, *others))
+    monkeypatch.setattr(
+        stream, "shuffled", lambda rows, *others: begun.append(rows) or shuffle(rows, *others)
+    )
     for index in range(300, 308):
         assert same(resumed[index], expected[index])
     with_places = len(begun)
@@ -96,7 +100,9 @@ def test_stored_ids_that_are_skipped_are_not_read(specs, tmp_path, monkeypatch):
     """A resume of a large corpus reads what it needs."""
     read = []
     checked = "tape_ds.data.stream.checked_ids"
-    monkeypatch.setattr(checked, lambda source, name, ids, size: read.append(len(ids)) or ids.astype(np.int32))
+    monkeypatch.setattr(
+        checked, lambda source, name, ids, size: read.append(len(ids)) or ids.astype(np.int32)
+    )
     streamed(specs, samples=200, workers=1)[99]
     assert sum(read) <= 3 * WINDOW + 2 * 10
 
@@ -104,7 +110,8 @@ def test_stored_ids_that_are_skipped_are_not_read(specs, tmp_path, monkeypatch):
 def test_ids_beyond_the_vocabulary_end_the_run_by_name(tmp_path):
     write.datatrove(tmp_path / "x.ds", [[5, 6], [7, 300], [8] * 20])
     with pytest.raises(
-        StreamError, match=r"x.ds@2 has token ids 7 \.\. 300, outside the tokenizer's vocabulary of 300"
+        StreamError,
+        match=r"x.ds@2 has token ids 7 \.\. 300, outside the tokenizer's vocabulary of 300",
     ):
         list(streamed([f"tokens:{tmp_path}/x.ds"], samples=3))
 

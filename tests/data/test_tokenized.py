@@ -36,8 +36,12 @@ def test_ids_are_those_of_the_tokenizer(texts, tokenizer, cache):
     rows = tokenize([texts], tokenizer, "train", cache)
     assert rows["name"] == ["a.txt", "b.txt", "c.txt"]
     assert next(iter(rows["input_ids"])) == tokenizer("def add(a, b):")["input_ids"]
-    assert all(ids[0] == tokenizer.bos_token_id for ids in rows["input_ids"]), "the tokenizer's own convention"
-    assert all(ids[-1] != tokenizer.eos_token_id for ids in rows["input_ids"]), "and nothing added to it"
+    assert all(ids[0] == tokenizer.bos_token_id for ids in rows["input_ids"]), (
+        "the tokenizer's own convention"
+    )
+    assert all(ids[-1] != tokenizer.eos_token_id for ids in rows["input_ids"]), (
+        "and nothing added to it"
+    )
     assert rows.features["input_ids"] == datasets.List(datasets.Value("int32"))
 
 
@@ -93,7 +97,9 @@ def test_arrow_rows_pass_through_checked(tmp_path, texts, tokenizer, cache):
     assert CountingTokenizer.texts == 3, "only the texts were tokenised"
     for name, ids in {"high": [5, len(tokenizer)], "low": [-1, 5]}.items():
         documents([1], ids).save_to_disk(str(tmp_path / name))
-        with pytest.raises(UserError, match=f"{name}:1 has token ids .* outside the tokenizer's vocabulary of"):
+        with pytest.raises(
+            UserError, match=f"{name}:1 has token ids .* outside the tokenizer's vocabulary of"
+        ):
             tokenize([f"arrow:{tmp_path}/{name}"], tokenizer, "train", cache)
 
 

@@ -19,10 +19,29 @@ from tape_ds.data.tokenized import tokenizer_fingerprint
 from tape_ds.errors import UserError
 
 DATA = ["stdlib:ast.py", "stdlib:json/decoder.py"]
-NASTY = ["", " ", "  two spaces first", "one\ntwo\n\n\nfive\r\n", "\n", "x" * 3000, "digits 1234567890 and 3.14e-10"]
-NASTY += ["\ttabs\t\tand    runs             of spaces   ", "spelt out: <s> </s> <unk> <0x0A> <pad>"]
-NASTY += ["naïve café, Ελλάδα, Привет, 日本語, 🦙👩‍👩‍👧, \u200b\u00a0\u2028", "nul \0 bell \a escape \x1b delete \x7f"]
-LLAMA = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+NASTY = [
+    "",
+    " ",
+    "  two spaces first",
+    "one\ntwo\n\n\nfive\r\n",
+    "\n",
+    "x" * 3000,
+    "digits 1234567890 and 3.14e-10",
+]
+NASTY += [
+    "\ttabs\t\tand    runs             of spaces   ",
+    "spelt out: <s> </s> <unk> <0x0A> <pad>",
+]
+NASTY += [
+    "naïve café, Ελλάδα, Привет, 日本語, 🦙👩‍👩‍👧, \u200b\u00a0\u2028",
+    "nul \0 bell \a escape \x1b delete \x7f",
+]
+LLAMA = {
+    "tokenizer_class": "LlamaTokenizer",
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+}
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +65,9 @@ def test_round_trip_and_ids_of_sentencepiece(trained, held_out):
     for text in [held_out, *NASTY]:
         ids = tokenizer(text)["input_ids"]
         assert ids == [reference.bos_id(), *reference.encode(text)]
-        assert not {0, 1, 2} & set(ids[1:]), "nothing is unknown, and no special token comes from text"
+        assert not {0, 1, 2} & set(ids[1:]), (
+            "nothing is unknown, and no special token comes from text"
+        )
         assert tokenizer.decode(ids[1:]) == text == tokenizer.decode(ids, skip_special_tokens=True)
     assert len(tokenizer(held_out)["input_ids"]) < len(held_out) / 2
 
@@ -60,16 +81,27 @@ def test_special_tokens_and_size(trained):
     assert tokenizer("")["input_ids"] == [1], "BOS before, nothing after"
     pieces = tokenizer.convert_ids_to_tokens(range(259, 700))
     assert "▁" * 4 in pieces, "runs of spaces"
-    assert {len(piece) for piece in pieces if any(map(str.isdigit, piece))} == {1}, "digits are pieces alone"
-    assert tokenizer.convert_ids_to_tokens(tokenizer("1\n")["input_ids"]) == ["<s>", "▁", "1", "<0x0A>"]
+    assert {len(piece) for piece in pieces if any(map(str.isdigit, piece))} == {1}, (
+        "digits are pieces alone"
+    )
+    assert tokenizer.convert_ids_to_tokens(tokenizer("1\n")["input_ids"]) == [
+        "<s>",
+        "▁",
+        "1",
+        "<0x0A>",
+    ]
 
 
 def test_beside_a_llama_it_is_still_itself(trained, tmp_path):
     """AutoTokenizer looks at config.json too: a Llama there must not turn it into a LlamaTokenizer."""
     tokenizer, _ = trained
     tokenizers.save(tokenizer, tmp_path)
-    (tmp_path / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
-    assert tokenizer_fingerprint(AutoTokenizer.from_pretrained(tmp_path)) == tokenizer_fingerprint(tokenizer)
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}'
+    )
+    assert tokenizer_fingerprint(AutoTokenizer.from_pretrained(tmp_path)) == tokenizer_fingerprint(
+        tokenizer
+    )
 
 
 def qwen(folder):
@@ -77,12 +109,19 @@ def qwen(folder):
     special = {"eos_token": "<|im_end|>", "pad_token": "<|end|>"}
     extra = ["<|im_start|>", "<|im_end|>"]
     backend = Tokenizer(
-        models.BPE({each: index for index, each in enumerate(["<|end|>", *extra, "a", "b", "ab"])}, [("a", "b")])
+        models.BPE(
+            {each: index for index, each in enumerate(["<|end|>", *extra, "a", "b", "ab"])},
+            [("a", "b")],
+        )
     )
     backend.add_special_tokens(["<|end|>", *extra])
     folder.mkdir()
     backend.save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "Qwen2Tokenizer", "additional_special_tokens": extra, "chat_template": "{{ 1 }}"}
+    settings = {
+        "tokenizer_class": "Qwen2Tokenizer",
+        "additional_special_tokens": extra,
+        "chat_template": "{{ 1 }}",
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | special))
     return AutoTokenizer.from_pretrained(folder)
 
@@ -98,7 +137,9 @@ def test_what_is_saved_loads_in_transformers_4(trained, tmp_path):
     tokenizers.save(own, tmp_path / "own")
     found = settings_of(tmp_path / "own")
     assert found["tokenizer_class"] == "PreTrainedTokenizerFast"
-    assert found["model_input_names"] == ["input_ids", "attention_mask"], "generate refuses token_type_ids"
+    assert found["model_input_names"] == ["input_ids", "attention_mask"], (
+        "generate refuses token_type_ids"
+    )
     assert not found.keys() & {"backend", "is_local", "local_files_only", "extra_special_tokens"}
 
     tokenizer = qwen(tmp_path / "qwen")
@@ -106,10 +147,17 @@ def test_what_is_saved_loads_in_transformers_4(trained, tmp_path):
     found = settings_of(tmp_path / "saved")
     assert found["tokenizer_class"] == "Qwen2Tokenizer" and "extra_special_tokens" not in found
     assert found["additional_special_tokens"] == ["<|im_start|>", "<|im_end|>"]
-    assert found["chat_template"] == (tmp_path / "saved" / "chat_template.jinja").read_text() == "{{ 1 }}"
+    assert (
+        found["chat_template"]
+        == (tmp_path / "saved" / "chat_template.jinja").read_text()
+        == "{{ 1 }}"
+    )
     again = AutoTokenizer.from_pretrained(tmp_path / "saved")
     assert tokenizer_fingerprint(again) == tokenizer_fingerprint(tokenizer)
-    assert again.all_special_tokens == tokenizer.all_special_tokens and again.chat_template == "{{ 1 }}"
+    assert (
+        again.all_special_tokens == tokenizer.all_special_tokens
+        and again.chat_template == "{{ 1 }}"
+    )
 
 
 @pytest.mark.parametrize(("begin", "end"), [(False, False), (True, True)])
@@ -131,7 +179,16 @@ def test_a_llama_s_ends_are_written_down(trained, tmp_path, begin, end):
 @pytest.mark.slow
 def test_the_same_files_in_every_process(trained, tmp_path):
     _, folder = trained
-    command = [sys.executable, "tools/train_tokenizer.py", "--data", *DATA, "--vocab_size", "700", "--output", "again"]
+    command = [
+        sys.executable,
+        "tools/train_tokenizer.py",
+        "--data",
+        *DATA,
+        "--vocab_size",
+        "700",
+        "--output",
+        "again",
+    ]
     command[1] = str(Path(__file__).parents[2] / command[1])
     environment = {**os.environ, "PYTHONHASHSEED": "5", "OMP_NUM_THREADS": "2", "LC_ALL": "C"}
     run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
@@ -150,7 +207,9 @@ def test_cached_trains_once_and_follows_documents_and_settings(tmp_path, monkeyp
         assert tokenizer_fingerprint(again) == tokenizer_fingerprint(first)
     assert len(tokenizers.cached(spec, 294, cache)) == 294
     (tmp_path / "b.txt").write_text("jumps over the lazy dog " * 20)
-    assert tokenizer_fingerprint(tokenizers.cached(spec, 295, cache)) != tokenizer_fingerprint(first)
+    assert tokenizer_fingerprint(tokenizers.cached(spec, 295, cache)) != tokenizer_fingerprint(
+        first
+    )
 
 
 def test_held_out_files_never_train():
@@ -197,7 +256,9 @@ def test_a_folder_is_never_written_over(trained):
         (LLAMA | {"tokenizer_class": "PreTrainedTokenizerFast"}, 1, False),
     ],
 )
-def test_a_llama_that_begins_texts_without_its_bos_is_noted(trained, tmp_path, settings, bos, noted):
+def test_a_llama_that_begins_texts_without_its_bos_is_noted(
+    trained, tmp_path, settings, bos, noted
+):
     shutil.copy(trained[1] / "tokenizer.model", tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     config = LlamaConfig(bos_token_id=bos)

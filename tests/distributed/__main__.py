@@ -53,7 +53,9 @@ class Findings:
 
 def main() -> int:
     """Run everything; 1 where something is further apart than its tolerance."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--page", type=Path, default=PAGE, help="Markdown file to write")
     options = parser.parse_args()
     steps, runs = Findings("steps"), Findings("runs")
@@ -64,7 +66,11 @@ def main() -> int:
         group.end()
     commits = ", ".join(sorted(steps.commits | runs.commits))
     versions = results.versions()
-    about = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers", "deepspeed") if name in versions)
+    about = ", ".join(
+        f"{name} {versions[name]}"
+        for name in ("torch", "transformers", "deepspeed")
+        if name in versions
+    )
     lines = [
         "# Shared work beside one process",
         "",
@@ -81,12 +87,21 @@ def _steps(group: Group, findings: Findings) -> tuple[int, list[str]]:
     """Loss and every gradient of a step, by encoding and heads."""
     failed, worst = 0, dict[tuple[str, str], dict[str, list[float]]]()
     for case in _told(step_cases.PRODUCT):
-        distance = max(findings.of(case, lambda case=case: group.run(step_cases.step, case)[0]).values())
+        distance = max(
+            findings.of(case, lambda case=case: group.run(step_cases.step, case)[0]).values()
+        )
         failed += distance > step_cases.TOLERANCE
-        worst.setdefault((case.encoding, case.heads), {}).setdefault(_short(case), []).append(distance)
+        worst.setdefault((case.encoding, case.heads), {}).setdefault(_short(case), []).append(
+            distance
+        )
     columns = list(dict.fromkeys(map(_short, step_cases.PRODUCT)))
     rows = [
-        [encoding, heads, str(sum(map(len, found.values()))), *(f"{max(found[each]):.1e}" for each in columns)]
+        [
+            encoding,
+            heads,
+            str(sum(map(len, found.values()))),
+            *(f"{max(found[each]):.1e}" for each in columns),
+        ]
         for (encoding, heads), found in worst.items()
     ]
     header = ["Encoding", "Heads", "Cases", *columns]
@@ -107,7 +122,9 @@ def _runs(group: Group, findings: Findings) -> tuple[int, list[str]]:
     """Twenty steps of the real trainer."""
     failed, worst = 0, dict[tuple[str, ...], list[dict[str, float]]]()
     with tempfile.TemporaryDirectory() as folder:
-        alone = functools.cache(lambda plan: training_cases.train(tempfile.mkdtemp(dir=folder), plan))
+        alone = functools.cache(
+            lambda plan: training_cases.train(tempfile.mkdtemp(dir=folder), plan)
+        )
         for at, plan in enumerate(_told(training_cases.PRODUCT)):
             if at % RENEWED == 0:
                 group.end()
@@ -116,7 +133,11 @@ def _runs(group: Group, findings: Findings) -> tuple[int, list[str]]:
             kind = (plan.share, str(plan.stage), plan.encoding, plan.method)
             worst.setdefault(kind, []).append(found)
     rows = [
-        [*kind, str(len(found)), *(f"{max(each[name] for each in found):.1e}" for name in training_cases.TOLERANCE)]
+        [
+            *kind,
+            str(len(found)),
+            *(f"{max(each[name] for each in found):.1e}" for name in training_cases.TOLERANCE),
+        ]
         for kind, found in worst.items()
     ]
     limits = ", ".join(f"{name} {limit:.0e}" for name, limit in training_cases.TOLERANCE.items())

@@ -11,14 +11,17 @@ Combination = dict[str, Any]
 
 
 def cover(
-    dimensions: Mapping[str, Sequence[Any]], possible: Callable[[Combination], bool] = lambda one: True
+    dimensions: Mapping[str, Sequence[Any]],
+    possible: Callable[[Combination], bool] = lambda one: True,
 ) -> list[Combination]:
     """Combinations of one value of each dimension in which every two values meet that do in a ``possible`` one, the
     same combinations each time.
 
     Greedy: the next one is whichever of the product has the most pairs that none had before it.
     """
-    everything = [dict(zip(dimensions, values, strict=True)) for values in product(*dimensions.values())]
+    everything = [
+        dict(zip(dimensions, values, strict=True)) for values in product(*dimensions.values())
+    ]
     candidates = [one for one in everything if possible(one)]
     pairs = [set(combinations(one.items(), 2)) for one in candidates]
     missing = set().union(*pairs)

@@ -58,9 +58,13 @@ class Group:
         deadline = time.monotonic() + SECONDS
         while len(results) < self.ranks:
             waiting = {pipe: rank for rank, pipe in enumerate(self._pipes) if rank not in results}
-            ready = multiprocessing.connection.wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
+            ready = multiprocessing.connection.wait(
+                list(waiting), timeout=max(0.0, deadline - time.monotonic())
+            )
             if not ready:
-                self._fail(f"{case.__qualname__}: no answer from ranks {sorted(waiting.values())} in {SECONDS} s")
+                self._fail(
+                    f"{case.__qualname__}: no answer from ranks {sorted(waiting.values())} in {SECONDS} s"
+                )
             for pipe in ready:
                 rank = waiting[pipe]
                 try:
@@ -77,13 +81,19 @@ class Group:
         raise CaseFailed(f"{message}\nthe ranks printed last:\n{printed}")
 
     def _start(self) -> None:
-        job = {"WORLD_SIZE": str(self.ranks), "LOCAL_SIZE": str(self.ranks), "MASTER_ADDR": "127.0.0.1"}
+        job = {
+            "WORLD_SIZE": str(self.ranks),
+            "LOCAL_SIZE": str(self.ranks),
+            "MASTER_ADDR": "127.0.0.1",
+        }
         job |= {"MASTER_PORT": str(free_port()), "HF_HUB_OFFLINE": "1"}
         context = server()
         for rank in range(self.ranks):
             ours, theirs = context.Pipe()
             told = variables() | job | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            process = context.Process(target=_be_a_rank, args=(theirs, told, self._log.name), daemon=True)
+            process = context.Process(
+                target=_be_a_rank, args=(theirs, told, self._log.name), daemon=True
+            )
             process.start()
             theirs.close()
             self._processes.append(process)

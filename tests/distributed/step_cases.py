@@ -97,7 +97,9 @@ DIMENSIONS: dict[str, Sequence[Any]] = {
     "checkpointing": (False, True),
 }
 PAIRWISE = [Case(**values) for values in cover(DIMENSIONS)]
-PRODUCT = [Case(**dict(zip(DIMENSIONS, values, strict=True))) for values in product(*DIMENSIONS.values())]
+PRODUCT = [
+    Case(**dict(zip(DIMENSIONS, values, strict=True))) for values in product(*DIMENSIONS.values())
+]
 
 
 def step(case: Case) -> dict[str, float]:
@@ -111,10 +113,14 @@ def step(case: Case) -> dict[str, float]:
         name: values[first : first + 2] if isinstance(values, torch.Tensor) else values
         for name, values in batch.items()
     }
-    torch.manual_seed(SEED if rank % case.size == 0 else 100 + rank)  # what is drawn must be agreed on
+    # what is drawn must be agreed on
+    torch.manual_seed(SEED if rank % case.size == 0 else 100 + rank)
     loss, found = _step(case, model, own, items)
     if case.kind == "tensor":  # whole in each process of a group
-        found = {name: _whole(model.get_parameter(name), gradient) / case.size for name, gradient in found.items()}
+        found = {
+            name: _whole(model.get_parameter(name), gradient) / case.size
+            for name, gradient in found.items()
+        }
         loss /= case.size
     distributed.all_reduce(loss)
     for gradient in found.values():
@@ -126,7 +132,9 @@ def step(case: Case) -> dict[str, float]:
     alone, expected = _step(case, model, batch, items)
     assert found.keys() == expected.keys(), found.keys() ^ expected.keys()
     assert any(gradient.any() for gradient in expected.values())
-    return {"loss": _distance(loss, alone)} | {name: _distance(found[name], expected[name]) for name in expected}
+    return {"loss": _distance(loss, alone)} | {
+        name: _distance(found[name], expected[name]) for name in expected
+    }
 
 
 def step_in_chunks(case: Case, entries: int) -> dict[str, float]:
@@ -155,7 +163,9 @@ def _layout(case: Case) -> Layout:
 
 def _shared(case: Case) -> Any:
     model, rank = _model(case), distributed.get_rank()
-    {"sequence": use_sequence_parallel, "tensor": use_tensor_parallelism}[case.kind](model, _layout(case), rank)
+    {"sequence": use_sequence_parallel, "tensor": use_tensor_parallelism}[case.kind](
+        model, _layout(case), rank
+    )
     return model
 
 
@@ -188,7 +198,9 @@ def _model(case: Case) -> Any:
     torch.manual_seed(SEED)
     model: Any = tiny_model(case.heads, case.encoding, **case.options)
     if case.lora:
-        model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]))
+        model = get_peft_model(
+            model, LoraConfig(r=4, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])
+        )
         for name, weight in model.named_parameters():
             if "lora_B" in name:
                 torch.nn.init.normal_(weight, std=0.3)
@@ -218,7 +230,9 @@ def _batch(case: Case, sequences: int) -> tuple[dict[str, torch.Tensor], int]:
 
 def _weights(case: Case, labels: torch.Tensor) -> dict[str, Any]:
     """One for each label, some 0; or losses with a short context, some unknown, of which the cap cuts some."""
-    drawn = torch.rand(labels.shape, generator=torch.Generator().manual_seed(SEED), dtype=torch.float64)
+    drawn = torch.rand(
+        labels.shape, generator=torch.Generator().manual_seed(SEED), dtype=torch.float64
+    )
     if case.weights == "given":
         return {"target_weights": torch.where(drawn < 0.2, 0, 3 * drawn)}
     return {"target_weights": torch.where(drawn < 0.3, torch.nan, 1 + 4 * drawn), "weight_cap": 1.5}
@@ -304,7 +318,9 @@ def refused_cut(change: str) -> str:
     elif change == "foreign head":
         model.lm_head = torch.nn.Linear(*reversed(model.lm_head.weight.shape), bias=False)
     try:
-        use_tensor_parallelism(model, Layout(distributed.get_world_size(), tensor=2), distributed.get_rank())
+        use_tensor_parallelism(
+            model, Layout(distributed.get_world_size(), tensor=2), distributed.get_rank()
+        )
     except (UserError, ValueError, RuntimeError) as error:
         return str(error)
     return ""

@@ -37,22 +37,47 @@ def records(**of_last):
 @pytest.mark.parametrize(
     ("changes", "field", "value", "wrong"),
     [
-        ({"versions": {"python": "3.11.7", "torch": "2.12.0"}}, "torch", "2.12.0", "it is 2.13.0 on "),
-        ({"versions": {"python": "3.11.7"}}, "torch", "absent", "it is 2.13.0 on node_rank 0 (n0), node_rank 1 (n1)"),
+        (
+            {"versions": {"python": "3.11.7", "torch": "2.12.0"}},
+            "torch",
+            "2.12.0",
+            "it is 2.13.0 on ",
+        ),
+        (
+            {"versions": {"python": "3.11.7"}},
+            "torch",
+            "absent",
+            "it is 2.13.0 on node_rank 0 (n0), node_rank 1 (n1)",
+        ),
         ({"code": {"tape_ds/f.py": "2"}}, "code", "tape_ds/f.py", "(commit bbb, there aaa)"),
-        ({"variables": {"TAPE_DS_ATTENTION": "sdpa"}}, "TAPE_DS_ATTENTION", "sdpa", "it is absent on "),
-        ({"recipe": {"learning_rate": "0.2", "seed": "1"}}, "learning_rate", "0.2", "it is 0.1 on node_rank 0 (n0)"),
+        (
+            {"variables": {"TAPE_DS_ATTENTION": "sdpa"}},
+            "TAPE_DS_ATTENTION",
+            "sdpa",
+            "it is absent on ",
+        ),
+        (
+            {"recipe": {"learning_rate": "0.2", "seed": "1"}},
+            "learning_rate",
+            "0.2",
+            "it is 0.1 on node_rank 0 (n0)",
+        ),
     ],
 )
 def test_a_difference_is_named_with_machine_and_values(changes, field, value, wrong):
     (problem,) = comparison.differences(records(**changes))
-    assert (problem.field, problem.value) == (f"{field} on node_rank 2 (n2)", value) and wrong in problem.wrong
+    assert (problem.field, problem.value) == (
+        f"{field} on node_rank 2 (n2)",
+        value,
+    ) and wrong in problem.wrong
 
 
 def test_machines_of_one_name_are_refused():
     own = {"machine": "node_rank 1 (n)", "host": "n", "boot": "b", "digest": "d"}
     assert comparison.differences([own, own]) == []
-    (problem,) = comparison.differences([own, own | {"boot": "other", "machine": "node_rank 2 (n)"}])
+    (problem,) = comparison.differences(
+        [own, own | {"boot": "other", "machine": "node_rank 2 (n)"}]
+    )
     assert problem.value == "n" and "node_rank 1 (n), node_rank 2 (n)" in problem.wrong
 
 
@@ -61,7 +86,10 @@ def test_every_file_of_the_package_counts_and_the_program(tmp_path, monkeypatch)
     monkeypatch.setattr("sys.argv", [str(tmp_path / "launch.py")])
     found = comparison.facts_of({}, {})["code"]
     assert {"tape_ds/errors.py", "tape_ds/attention/table.json", "launch.py"} <= set(found)
-    assert not any(name.endswith(".md") for name in found) and found["tape_ds/errors.py"] != found["launch.py"]
+    assert (
+        not any(name.endswith(".md") for name in found)
+        and found["tape_ds/errors.py"] != found["launch.py"]
+    )
 
 
 def recipe(**fields):
@@ -70,7 +98,11 @@ def recipe(**fields):
 
 def test_facts_hold_no_credential_and_nothing_of_the_machine():
     found = comparison.facts_of(recipe(), of_data({"https://me:secret@there": "1"}))
-    assert "secret" not in str(found) and "never_said" not in str(found) and "data_cache" not in found["recipe"]
+    assert (
+        "secret" not in str(found)
+        and "never_said" not in str(found)
+        and "data_cache" not in found["recipe"]
+    )
 
 
 @pytest.fixture
@@ -102,7 +134,11 @@ def job(monkeypatch):
 
 
 def test_alike_machines_continue(job):
-    assert job(lambda rank: (recipe(data_cache=f"/disk{rank}"), {"data.text:x": "f"})) == {0: None, 1: None, 2: None}
+    assert job(lambda rank: (recipe(data_cache=f"/disk{rank}"), {"data.text:x": "f"})) == {
+        0: None,
+        1: None,
+        2: None,
+    }
 
 
 def test_machines_that_differ_are_named_on_all(job):
@@ -110,7 +146,10 @@ def test_machines_that_differ_are_named_on_all(job):
 
     def of_rank(rank):
         weights = "2 GB, 2b" if rank == 2 else "2 GB, 1a"
-        return recipe(seed=5 if rank == 1 else 1), {"data.text:x": "f", "base.model.safetensors": weights}
+        return recipe(seed=5 if rank == 1 else 1), {
+            "data.text:x": "f",
+            "base.model.safetensors": weights,
+        }
 
     ended = job(of_rank)
     assert len({str(error) for error in ended.values()}) == 1
@@ -159,7 +198,9 @@ def test_the_way_to_another_machine_decides(outside):
     """Behind a name that is a loopback address here, as a Debian's own is, comes the first that is not."""
     address, name = outside
     assert comparison.own_address(address) == address
-    comparison.use_interface_towards(["127.0.1.1", "localhost", "", "no.such.name.invalid", address])
+    comparison.use_interface_towards(
+        ["127.0.1.1", "localhost", "", "no.such.name.invalid", address]
+    )
     assert os.environ[comparison.GLOO] == name
 
 

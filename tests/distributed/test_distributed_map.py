@@ -45,7 +45,9 @@ def test_every_job_in_order_on_every_rank_and_all_in_step(as_ranks, world, jobs)
 
     def part():
         done = []
-        found = distributed_map.distributed_map(lambda job: done.append(job) or job * 10, range(jobs))
+        found = distributed_map.distributed_map(
+            lambda job: done.append(job) or job * 10, range(jobs)
+        )
         return found, done
 
     for found, done in (parts := as_ranks(part, world)):
@@ -61,7 +63,9 @@ def test_a_team_does_each_job_together(as_ranks, monkeypatch, world, jobs):
 
     def part():
         done = []
-        return distributed_map.distributed_map(lambda job: done.append(job) or job * 10, range(jobs)), done
+        return distributed_map.distributed_map(
+            lambda job: done.append(job) or job * 10, range(jobs)
+        ), done
 
     parts = as_ranks(part, world)
     assert all(found == [job * 10 for job in range(jobs)] for found, _ in parts)

@@ -19,4 +19,6 @@ def test_whole_and_partitioned_weights_are_looked_at(group, sharded):
 
 def test_ranks_that_hold_other_numbers_refuse_together(group):
     """The one with the damaged column ended alone, and the others waited for it."""
-    assert set(group.run(refusal, [("first.weight", math.inf)], False, 2)) == {BOTH.replace(", second.bias", "")}
+    assert set(group.run(refusal, [("first.weight", math.inf)], False, 2)) == {
+        BOTH.replace(", second.bias", "")
+    }

@@ -69,8 +69,14 @@ OURS = {
     "\ufeffnode1 slots=8\n": ["a byte order mark"],
     "node1, slots=8\n": ["line 1: 'node1,' is no name of a machine"],
     "-oProxyCommand=x slots=8\n": ["line 1: '-oProxyCommand=x' is no name of a machine"],
-    "-n1 slots=8\nme@-n1 slots=8\n": ["line 1: '-n1' is no name of a machine", "line 2: 'me@-n1' is no name"],
-    "10.0.0.1:22 slots=8\nn1: slots=8\n": ["line 1: '10.0.0.1:22' is no name", "line 2: 'n1:' is no name of a machine"],
+    "-n1 slots=8\nme@-n1 slots=8\n": [
+        "line 1: '-n1' is no name of a machine",
+        "line 2: 'me@-n1' is no name",
+    ],
+    "10.0.0.1:22 slots=8\nn1: slots=8\n": [
+        "line 1: '10.0.0.1:22' is no name",
+        "line 2: 'n1:' is no name of a machine",
+    ],
     "n1 slots=99999999\n": ["line 1 is 'n1 slots=99999999': no number of processes"],
     f"n1 slots={'9' * 5000}\n": ["line 1 is 'n1 slots=999"],
 }
@@ -134,7 +140,9 @@ def test_options_choose_as_deepspeed_does(written, words, found):
         assert hostfile.machines(options) == found
 
 
-def test_every_machine_is_asked_at_once_and_those_without_an_answer_are_named(written, tmp_path, capsys, monkeypatch):
+def test_every_machine_is_asked_at_once_and_those_without_an_answer_are_named(
+    written, tmp_path, capsys, monkeypatch
+):
     """DeepSpeed asked the first one, and waited for more than a minute without a word."""
     options = written("n1 slots=1\nslow1 slots=1\nslow2 slots=1\nme@off slots=1\n")
     began = time.monotonic()
@@ -177,7 +185,9 @@ def test_pdsh_is_missed_before_deepspeed_misses_it(written, tmp_path):
         pytest.skip("this machine has it")
     with pytest.raises(UserError, match="starts its machines with pdsh, not installed here"):
         hostfile.machines(written("n1 slots=1\nn2 slots=1\n"))
-    assert hostfile.machines(written("n1 slots=1\n")) == {"n1": [0]}, "DeepSpeed starts this one itself"
+    assert hostfile.machines(written("n1 slots=1\n")) == {"n1": [0]}, (
+        "DeepSpeed starts this one itself"
+    )
 
 
 def test_the_file_that_is_read_without_being_named(written, monkeypatch):

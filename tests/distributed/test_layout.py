@@ -35,7 +35,9 @@ def test_groups_must_be_whole(size):
     ],
 )
 def test_heads_are_shared_by_whole_groups_or_parts_of_one(heads, key_value_heads, fitting):
-    found = [size for size in range(1, heads + 1) if not list(check_heads(heads, key_value_heads, size))]
+    found = [
+        size for size in range(1, heads + 1) if not list(check_heads(heads, key_value_heads, size))
+    ]
     assert found == fitting
 
 

@@ -4,8 +4,20 @@ import pytest
 
 from tape_ds.distributed import process_info
 
-DEEPSPEED = {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_SIZE": "8", "CROSS_RANK": "1"}
-TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1"}
+DEEPSPEED = {
+    "RANK": "9",
+    "WORLD_SIZE": "16",
+    "LOCAL_RANK": "1",
+    "LOCAL_SIZE": "8",
+    "CROSS_RANK": "1",
+}
+TORCHRUN = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "GROUP_RANK": "1",
+}
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,9 @@ def test_rank_0_that_cannot_start_waits_until_all_know_it():
 def test_what_broke_down_is_no_mistake():
     broken = UserError(WRONG)
     broken.exit_code = 1
-    assert {error.exit_code for error in Job().run(fails(2, error=broken), range(4)).values()} == {1}
+    assert {error.exit_code for error in Job().run(fails(2, error=broken), range(4)).values()} == {
+        1
+    }
 
 
 def test_ranks_are_unique_and_counted_alike_on_all_machines():
@@ -158,7 +160,9 @@ def test_one_who_is_asked_to_stop_takes_all_along(monkeypatch):
 
     ended = Job().run(work, range(3))  # rank 3 never comes
     assert {error.exit_code for error in ended.values()} == {1}
-    assert "= 'SIGTERM': node_rank 1 (host1) was stopped while it waited for the others" in str(ended[0])
+    assert "= 'SIGTERM': node_rank 1 (host1) was stopped while it waited for the others" in str(
+        ended[0]
+    )
 
 
 def test_a_store_that_is_gone_ends_the_wait():
@@ -199,7 +203,10 @@ def test_what_breaks_a_rank_is_told_and_stays_its_own_error(monkeypatch):
     with pytest.raises(KeyError):
         main()
     machine, code, problems = json.loads(met.store.get("failed"))
-    assert (machine, code) == ("node_rank 0 (host0)", 1) and "ended with KeyError: 'oops'" in problems[0][2]
+    assert (machine, code) == (
+        "node_rank 0 (host0)",
+        1,
+    ) and "ended with KeyError: 'oops'" in problems[0][2]
 
 
 def test_rank_0_that_does_not_answer_ends_the_wait_as_a_request_to_stop_does(monkeypatch):

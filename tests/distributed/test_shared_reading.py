@@ -34,7 +34,10 @@ class Ranks:
     rank = 1
 
     def __init__(self, found):
-        self.answers = [lambda own: [own, own, "another"], lambda own: [found, own, dict.fromkeys(found, "foreign")]]
+        self.answers = [
+            lambda own: [own, own, "another"],
+            lambda own: [found, own, dict.fromkeys(found, "foreign")],
+        ]
 
     def objects(self, own):
         return self.answers.pop(0)(own)

@@ -27,30 +27,45 @@ SPECIAL = {
     "fewer tokens than processes": Case(4, encoding="rope", tokens=3),
     "a whole share is padding": Case(4, encoding="tape", tokens=5),
     "adapters, PoSE": Case(2, encoding="tape", sequences="pose", lora=True),
-    "adapters, PoSE, recomputed": Case(4, encoding="tape", sequences="pose", lora=True, checkpointing=True),
-    "positions drawn": Case(4, encoding="tape", options={"position_options": {"random_shift": 40, "form": "vector"}}),
+    "adapters, PoSE, recomputed": Case(
+        4, encoding="tape", sequences="pose", lora=True, checkpointing=True
+    ),
+    "positions drawn": Case(
+        4, encoding="tape", options={"position_options": {"random_shift": 40, "form": "vector"}}
+    ),
     "offsets of digits drawn": Case(
         2,
         encoding="rope",
         sequences="packed",
         tokens=13,
-        options={"position_options": {"abacus": True, "abacus_digits": list(range(20, 50)), "abacus_shift": 40}},
+        options={
+            "position_options": {
+                "abacus": True,
+                "abacus_digits": list(range(20, 50)),
+                "abacus_shift": 40,
+            }
+        },
     ),
     "scores by the keys seen": Case(4, encoding="tape log scale", sequences="packed", tokens=13),
     "loss from logits": Case(2, encoding="rope", sequences="masked", tokens=13, logits=True),
-    "tied embeddings": Case(2, encoding="tape", sequences="packed", options={"tie_word_embeddings": True}),
+    "tied embeddings": Case(
+        2, encoding="tape", sequences="packed", options={"tie_word_embeddings": True}
+    ),
     "weights": Case(4, encoding="tape", sequences="packed", tokens=13, weights="given"),
     "weights from losses": Case(2, encoding="rope", sequences="pose", tokens=13, weights="losses"),
     "biased projections": Case(2, encoding="tape", options={"qkv_bias": True}),
     # in fp32, as the norms are whatever the model is
-    "normed heads": Case(2, encoding="tape", heads="mqa", dtype="float32", options={"qk_norm": True}),
+    "normed heads": Case(
+        2, encoding="tape", heads="mqa", dtype="float32", options={"qk_norm": True}
+    ),
     "fp32": Case(4, encoding="tape", sequences="packed", tokens=13, dtype="float32"),
 }
 
 
 def named(case):
     return "-".join(
-        str(value) for value in (case.kind, case.size, case.encoding, case.heads, case.sequences, case.tokens)
+        str(value)
+        for value in (case.kind, case.size, case.encoding, case.heads, case.sequences, case.tokens)
     )
 
 

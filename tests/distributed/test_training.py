@@ -8,7 +8,14 @@ import torch
 from safetensors.torch import load_file
 
 from tape_ds.checkpoint.consolidation import consolidate
-from tests.distributed.training_cases import GLOBAL_BATCH, PAIRWISE, TOLERANCE, Plan, furthest, train
+from tests.distributed.training_cases import (
+    GLOBAL_BATCH,
+    PAIRWISE,
+    TOLERANCE,
+    Plan,
+    furthest,
+    train,
+)
 
 SPECIAL = [
     Plan("SP2", stage=None),
@@ -33,7 +40,9 @@ short contexts than others."""
 
 def named(plan):
     engine = "alone" if plan.stage is None else f"zero{plan.stage}"
-    return "-".join((plan.share, engine, plan.encoding, plan.heads, plan.method, plan.savings, plan.weights))
+    return "-".join(
+        (plan.share, engine, plan.encoding, plan.heads, plan.method, plan.savings, plan.weights)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +73,9 @@ def test_twenty_steps_are_those_of_one_process(group, by_one_process, tmp_path, 
 
 
 @pytest.mark.parametrize(
-    "plan", [*WEIGHTED[:3], *(pytest.param(plan, marks=pytest.mark.slow) for plan in WEIGHTED[3:])], ids=named
+    "plan",
+    [*WEIGHTED[:3], *(pytest.param(plan, marks=pytest.mark.slow) for plan in WEIGHTED[3:])],
+    ids=named,
 )
 def test_weights_are_those_of_one_process(group, by_one_process, tmp_path, plan):
     """The loss, its plain part and the mean weight as logged, and every weight of the model in the end."""
@@ -77,8 +88,12 @@ def test_weights_are_those_of_one_process(group, by_one_process, tmp_path, plan)
         assert other[1] != pytest.approx(1.0, abs=1e-3)
 
 
-@pytest.mark.parametrize("share, stage", [("none", 3), pytest.param("TP2", 1, marks=pytest.mark.slow)])
-def test_a_mean_of_checkpoints_is_that_of_one_process(group, by_one_process, tmp_path, share, stage):
+@pytest.mark.parametrize(
+    "share, stage", [("none", 3), pytest.param("TP2", 1, marks=pytest.mark.slow)]
+)
+def test_a_mean_of_checkpoints_is_that_of_one_process(
+    group, by_one_process, tmp_path, share, stage
+):
     """Of parameters that ranks hold in shards, or in pieces."""
     plan = Plan(share, stage=stage, steps=6, save_steps=2, average=3)
     alone = by_one_process(plan.numbers)
@@ -131,7 +146,9 @@ def test_a_model_in_pieces_goes_on_to_the_last_digit(group, interrupted, tmp_pat
 def test_a_model_in_pieces_goes_on_at_another_stage(group, interrupted, tmp_path):
     """Each piece is divided anew over the ranks that share it."""
     whole, checkpoint = interrupted("TP2")
-    rest = group.run(train, str(tmp_path / "rest"), Plan("TP2", stage=1, steps=4), resume=str(checkpoint))[0]
+    rest = group.run(
+        train, str(tmp_path / "rest"), Plan("TP2", stage=1, steps=4), resume=str(checkpoint)
+    )[0]
     assert rest["losses"][-2:] == pytest.approx(whole["losses"][-2:], rel=1e-6, abs=0)
 
 

@@ -63,7 +63,11 @@ class Sequences(torch.utils.data.Dataset):
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         length = 13 - index % 4
         ids = torch.randint(3, 61, (length,), generator=torch.Generator().manual_seed(index))
-        places, documents, labels = torch.arange(length), torch.zeros(length, dtype=torch.int32), ids.clone()
+        places, documents, labels = (
+            torch.arange(length),
+            torch.zeros(length, dtype=torch.int32),
+            ids.clone(),
+        )
         if self.pose:
             places[length // 2 :] += 7 + index % 5
         else:
@@ -71,7 +75,12 @@ class Sequences(torch.utils.data.Dataset):
         labels[[0, 4 + index % 3]] = IGNORED
         if index % 3 == 0:
             labels[:8] = IGNORED  # a rank whose part has no target
-        return {"input_ids": ids, "labels": labels, "position_ids": places, "document_ids": documents}
+        return {
+            "input_ids": ids,
+            "labels": labels,
+            "position_ids": places,
+            "document_ids": documents,
+        }
 
 
 SAVINGS = {
@@ -144,7 +153,9 @@ def possible(values: Mapping[str, Any]) -> bool:
 PAIRWISE = [Plan(**values) for values in cover(DIMENSIONS, possible)]
 PRODUCT = [
     Plan(**values)
-    for values in (dict(zip(DIMENSIONS, each, strict=True)) for each in product(*DIMENSIONS.values()))
+    for values in (
+        dict(zip(DIMENSIONS, each, strict=True)) for each in product(*DIMENSIONS.values())
+    )
     if possible(values)
 ]
 
@@ -154,7 +165,9 @@ def train(folder: str, plan: Plan, resume: str | None = None) -> dict[str, Any]:
     world = distributed.get_world_size() if distributed.is_initialized() else 1
     layout = plan.layout(world)
     set_seed(5)
-    model = randomised(TapeForCausalLM(tiny_config(plan.heads, plan.encoding, tie_word_embeddings=True)))
+    model = randomised(
+        TapeForCausalLM(tiny_config(plan.heads, plan.encoding, tie_word_embeddings=True))
+    )
     given = _arguments(Path(folder), plan, layout)
     learns = plan.encoding.startswith("tape")
     method = plan.method if plan.method == "full" or not learns else "tape+lora"
@@ -169,7 +182,9 @@ def train(folder: str, plan: Plan, resume: str | None = None) -> dict[str, Any]:
         args=given,
         train_dataset=Sequences(plan.pose, plan.steps),
         data_collator=functools.partial(collate, weigh=_weigh if plan.weights == "exact" else None),
-        target_weights=TargetWeights(target_weights=plan.weights, longce_short=3, longce_stride=2, longce_most=1.2),
+        target_weights=TargetWeights(
+            target_weights=plan.weights, longce_short=3, longce_stride=2, longce_most=1.2
+        ),
     )
     trainer.add_callback(ApplyMemorySavings(SAVINGS[plan.savings]))
     if plan.average:
@@ -185,7 +200,9 @@ def train(folder: str, plan: Plan, resume: str | None = None) -> dict[str, Any]:
         "flos": trainer.state.total_flos,
         "needed": [call.args[0] for call in needed.call_args_list],
         "sequences": trainer.get_total_train_batch_size(trainer.args),
-        "weights": {name: copy.deepcopy(weight).float().numpy() for name, weight in weights.items()},
+        "weights": {
+            name: copy.deepcopy(weight).float().numpy() for name, weight in weights.items()
+        },
     }
     end(trainer)
     _forget_groups()
@@ -197,7 +214,8 @@ def _weigh(documents: torch.Tensor) -> torch.Tensor:
 
 
 def _arguments(folder: Path, plan: Plan, layout: Layout) -> TrainingArguments:
-    sequences = 2 if layout.ways == 4 else 1  # one group of four would otherwise exchange everything four times a step
+    # one group of four would otherwise exchange everything four times a step
+    sequences = 2 if layout.ways == 4 else 1
     changes: dict[str, Any] = {
         "per_device_train_batch_size": sequences,
         "gradient_accumulation_steps": GLOBAL_BATCH // (sequences * layout.data),
@@ -219,7 +237,12 @@ def _arguments(folder: Path, plan: Plan, layout: Layout) -> TrainingArguments:
 def _forget_groups() -> None:
     """The engine keeps a job's groups for as long as its process lives, and what tp_model_init was told."""
     distributed_map.set_team_size(1)
-    for name in ("_TENSOR_MODEL_PARALLEL_GROUP", "_MODEL_PARALLEL_GROUP", "_DATA_PARALLEL_GROUP", "mpu"):
+    for name in (
+        "_TENSOR_MODEL_PARALLEL_GROUP",
+        "_MODEL_PARALLEL_GROUP",
+        "_DATA_PARALLEL_GROUP",
+        "mpu",
+    ):
         setattr(groups, name, None)
     init_utils._TP_MODEL_INIT_ARGS = None
     set_autotp_mode(training=False)
@@ -230,7 +253,8 @@ def furthest(mine: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
     of each tensor)."""
     assert mine["weights"].keys() == other["weights"].keys()
     found = {
-        name: max(abs(a / b - 1) for a, b in zip(mine[name], other[name], strict=True)) for name in ("losses", "norms")
+        name: max(abs(a / b - 1) for a, b in zip(mine[name], other[name], strict=True))
+        for name in ("losses", "norms")
     }
     pairs = [(mine["weights"][name], weight) for name, weight in other["weights"].items()]
     return found | {"weights": max(float(abs(a - b).max() / abs(b).max()) for a, b in pairs)}

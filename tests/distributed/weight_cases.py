@@ -12,14 +12,19 @@ from tape_ds.errors import UserError
 from tape_ds.training.finite_weights import require_finite_weights
 
 
-def refusal(damaged: Sequence[tuple[str, float]], sharded: bool, only_rank: int | None = None) -> str | None:
+def refusal(
+    damaged: Sequence[tuple[str, float]], sharded: bool, only_rank: int | None = None
+) -> str | None:
     """Return what is refused of a model of two maps, each with one number of ``damaged`` in its last column.
 
     Args:
         sharded: whether its parameters are partitioned, as under ZeRO-3 while they are loaded.
         only_rank: whose copy is damaged; None: every rank's.
     """
-    settings = {"train_batch_size": int(os.environ["WORLD_SIZE"]), "zero_optimization": {"stage": 3}}
+    settings = {
+        "train_batch_size": int(os.environ["WORLD_SIZE"]),
+        "zero_optimization": {"stage": 3},
+    }
     model = nn.ModuleDict({"first": nn.Linear(7, 5), "second": nn.Linear(5, 3)})
     parameters = dict(model.named_parameters())
     rank = torch.distributed.get_rank()

@@ -54,7 +54,9 @@ PAST = re.compile(
     r"tools/compare_(methods|encodings|arithmetic|addressing)\.py|tools\.(reproduce|stability|visualise|flops)\b|tools/flops\.py"
 )
 """Programs of stored results that exist only at the results' commit."""
-NOT_HERE = re.compile(r"no such (file|folder)|no file matches|not found|not installed|no CUDA|offline")
+NOT_HERE = re.compile(
+    r"no such (file|folder)|no file matches|not found|not installed|no CUDA|offline"
+)
 """In messages about what a reader has and this machine lacks: data, models, checkpoints, a GPU."""
 
 _LINE = re.compile(r"""(?:'[^']*'|"[^"]*"|\\.|[^'"\\#]|(?<=\S)\#)*""")
@@ -84,7 +86,9 @@ class Command:
 
 def commands(block: Block) -> Iterator[Command]:
     """Yield the commands of a block that start one of our programs; in a sentence, those that are written out."""
-    if block.info is None and ("..." in block.text or not ("--" in block.text or block.text.startswith("make "))):
+    if block.info is None and (
+        "..." in block.text or not ("--" in block.text or block.text.startswith("make "))
+    ):
         return
     if block.info not in (None, "", "sh", "bash", "shell", "console"):
         return
@@ -169,7 +173,9 @@ def check_tape_ds(words: Sequence[str], is_partial: bool) -> None:
     name = words[0].replace("_", "-")
     if name not in MODULES:
         raise WrongCommandError(f"tape-ds has no {words[0]}")
-    options, arguments = split(words[1:]) if name in TRAINING or name == "evaluate" else ([], words[1:])
+    options, arguments = (
+        split(words[1:]) if name in TRAINING or name == "evaluate" else ([], words[1:])
+    )
     if options:
         check_deepspeed([*options, "--module", "tape_ds", name, *arguments])
     else:
@@ -181,7 +187,9 @@ def check_deepspeed(words: Sequence[str]) -> None:
 
     with exits("deepspeed"):
         found = runner.parse_args(list(words))
-    check_program(found.user_script, found.user_args, found.num_gpus if found.num_gpus > 0 else None)
+    check_program(
+        found.user_script, found.user_args, found.num_gpus if found.num_gpus > 0 else None
+    )
 
 
 def check_torchrun(words: Sequence[str]) -> None:
@@ -199,7 +207,9 @@ def check_exists(path: str) -> None:
         raise WrongCommandError(f"{path} does not exist")
 
 
-def check_program(word: str, arguments: Sequence[str], world: int | None, is_partial: bool = False) -> None:
+def check_program(
+    word: str, arguments: Sequence[str], world: int | None, is_partial: bool = False
+) -> None:
     """Call one of our programs as far as it reads its arguments."""
     module = word if word == "tape_ds" else module_of(word)
     if module is None or word.endswith(".py"):
@@ -217,7 +227,11 @@ def check_program(word: str, arguments: Sequence[str], world: int | None, is_par
             read(module, arguments, count, is_partial)
             return
         except UserError as error:
-            wrong = [each for each in error.problems if not NOT_HERE.search(f"{each.wrong} {each.remedy}")]
+            wrong = [
+                each
+                for each in error.problems
+                if not NOT_HERE.search(f"{each.wrong} {each.remedy}")
+            ]
             if not wrong:
                 return
             if not any("processes" in str(each) for each in wrong):
@@ -231,12 +245,16 @@ def door(module: str, arguments: Sequence[str]) -> tuple[str, tuple[Any, ...]]:
         name, rest = arguments[0], list(arguments[1:])
         if name == "experiment":
             return "tools.experiment", (rest,)
-        return f"tape_ds.cli.{MODULES[name]}", (TRAINING[name], rest) if name in TRAINING else (rest,)
+        return f"tape_ds.cli.{MODULES[name]}", (TRAINING[name], rest) if name in TRAINING else (
+            rest,
+        )
     if module == "evaluation":
         return "tape_ds.cli.evaluate", (list(arguments),)
     script = pages.ROOT / f"{module.replace('.', '/')}.py"
     text = script.read_text(encoding="utf-8") if script.is_file() else ""
-    found = re.search(r"from (tape_ds\.cli\.\w+) import main\s+sys\.exit\(main\((?:\"(\w+)\")?\)\)", text)
+    found = re.search(
+        r"from (tape_ds\.cli\.\w+) import main\s+sys\.exit\(main\((?:\"(\w+)\")?\)\)", text
+    )
     if found is None:
         return module, ()
     return found[1], (found[2], list(arguments)) if found[2] else (list(arguments),)
@@ -272,7 +290,9 @@ def reading(target: str, world: int | None) -> Callable[..., Any]:
         original: Callable[..., Any] = argparse.ArgumentParser.parse_args
         return lambda *given, **named: stopped(original(*given, **named))
     load = getattr(importlib.import_module(owner), attribute)
-    return lambda argv, world_size=None, **options: stopped(load(argv, world or world_size, **options))
+    return lambda argv, world_size=None, **options: stopped(
+        load(argv, world or world_size, **options)
+    )
 
 
 def stopped(*found: Any) -> Any:
@@ -299,7 +319,10 @@ def exits(program: str, partial: Sequence[str] | None = None) -> Iterator[None]:
             said.append(f"unknown: {', '.join(sorted(unknown))}")
         raise SystemExit(2)
 
-    with mock.patch("argparse.ArgumentParser.error", error), mock.patch("tape_ds.arguments.Parser.error", error):
+    with (
+        mock.patch("argparse.ArgumentParser.error", error),
+        mock.patch("tape_ds.arguments.Parser.error", error),
+    ):
         try:
             yield
         except SystemExit as left:

@@ -32,7 +32,12 @@ class Block:
 
 
 def pages() -> list[Path]:
-    found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "ds_configs" / "README.md"]
+    found = [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "CHANGELOG.md",
+        ROOT / "ds_configs" / "README.md",
+    ]
     return found + sorted((ROOT / "docs").rglob("*.md"))
 
 
@@ -57,7 +62,11 @@ def anchors(text: str) -> set[str]:
     tokens = _MARKDOWN.parse(text)
     for heading, content in itertools.pairwise(tokens):
         if heading.type == "heading_open":
-            text = "".join(child.content for child in content.children or [] if child.type in ("text", "code_inline"))
+            text = "".join(
+                child.content
+                for child in content.children or []
+                if child.type in ("text", "code_inline")
+            )
             slug = slug_of(text)
             names.add(f"{slug}-{found[slug]}" if found[slug] else slug)
             found[slug] += 1
@@ -65,7 +74,9 @@ def anchors(text: str) -> set[str]:
 
 
 def slug_of(heading: str) -> str:
-    kept = (each for each in heading.lower() if each in "-_ " or unicodedata.category(each)[0] in "LN")
+    kept = (
+        each for each in heading.lower() if each in "-_ " or unicodedata.category(each)[0] in "LN"
+    )
     return "".join(kept).strip().replace(" ", "-")
 
 

@@ -11,7 +11,9 @@ from tests.docs import commands, pages
 from tests.docs.pages import Block
 
 BLOCKS = pages.all_blocks()
-COMMANDS = list({each.words: each for block in reversed(BLOCKS) for each in commands.commands(block)}.values())
+COMMANDS = list(
+    {each.words: each for block in reversed(BLOCKS) for each in commands.commands(block)}.values()
+)
 """Each once, where it comes first."""
 LONG = [pages.ROOT / "CHANGELOG.md", pages.ROOT / "docs" / "fields.md"]
 PYTHON = [block for block in BLOCKS if block.info == "python"]
@@ -27,11 +29,18 @@ def test_python_blocks_are_python(block):
     ast.parse(block.text)
 
 
-@pytest.mark.parametrize("page", sorted({block.page for block in PYTHON if block.runs}), ids=pages.name)
+@pytest.mark.parametrize(
+    "page", sorted({block.page for block in PYTHON if block.runs}), ids=pages.name
+)
 def test_python_blocks_marked_as_running_run(page, tmp_path):
     script = tmp_path / "page.py"
-    script.write_text("".join(block.text for block in PYTHON if block.page == page and block.runs), encoding="utf-8")
-    done = subprocess.run([sys.executable, script], cwd=pages.ROOT, capture_output=True, text=True, timeout=300)
+    script.write_text(
+        "".join(block.text for block in PYTHON if block.page == page and block.runs),
+        encoding="utf-8",
+    )
+    done = subprocess.run(
+        [sys.executable, script], cwd=pages.ROOT, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-2000:]
 
 

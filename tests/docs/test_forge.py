@@ -13,7 +13,9 @@ WORKFLOWS = sorted((pages.ROOT / ".github" / "workflows").glob("*.yml"))
 
 def lines_of(path):
     jobs = yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"].values()
-    return [line for job in jobs for step in job["steps"] for line in step.get("run", "").splitlines()]
+    return [
+        line for job in jobs for step in job["steps"] for line in step.get("run", "").splitlines()
+    ]
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=pages.name)
@@ -30,4 +32,7 @@ def test_ci_runs_the_commands_that_land_a_change():
     landing = (pages.ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
     ours = lines_of(pages.ROOT / ".github" / "workflows" / "ci.yml")
     wanted = [line for line in landing if line.startswith("make ")]
-    assert wanted and [line for line in wanted if not any(each.startswith(line) for each in ours)] == []
+    assert (
+        wanted
+        and [line for line in wanted if not any(each.startswith(line) for each in ours)] == []
+    )

@@ -30,7 +30,13 @@ def test_every_link_leads_somewhere_and_no_table_is_broken(page):
 
 
 @pytest.mark.parametrize(
-    "link", ["[x](nowhere.md)", "[x](model.md#nothing-of-that-name)", "[x](#nothing)", "![x](figures/none.png)"]
+    "link",
+    [
+        "[x](nowhere.md)",
+        "[x](model.md#nothing-of-that-name)",
+        "[x](#nothing)",
+        "![x](figures/none.png)",
+    ],
 )
 def test_a_broken_link_is_found(link):
     page = pages.ROOT / "docs" / "staying_alive.md"

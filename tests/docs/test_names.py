@@ -6,7 +6,14 @@ from tape_ds.config import trainer
 from tape_ds.config.kinds import KINDS
 from tests.docs import pages
 
-NO_MESSAGES = {"no CUDA device", "CUDA_VISIBLE_DEVICES", "AutoModelForCausalLM", "tape", "trust_remote_code", "differs"}
+NO_MESSAGES = {
+    "no CUDA device",
+    "CUDA_VISIBLE_DEVICES",
+    "AutoModelForCausalLM",
+    "tape",
+    "trust_remote_code",
+    "differs",
+}
 """Code in the first column of the page of symptoms that is no message of this project."""
 
 
@@ -30,10 +37,15 @@ def test_quoted_messages_are_those_of_the_code():
 
 
 def test_flags_and_files_in_place_of_other_code_s_exist():
-    fields = {field for kind in KINDS.values() for field in kind.fields()} | {"recipe", *trainer.ALIASES}
+    fields = {field for kind in KINDS.values() for field in kind.fields()} | {
+        "recipe",
+        *trainer.ALIASES,
+    }
     fields |= set(re.findall(r'"--(\w+)"', code_of("tape_ds/cli", "tools")))
     ours = "\n".join(row.split(" | ", 1)[1] for row in rows("coming_from.md"))
-    flags = {flag for code in re.findall(r"`([^`]+)`", ours) for flag in re.findall(r"--(\w+)", code)}
+    flags = {
+        flag for code in re.findall(r"`([^`]+)`", ours) for flag in re.findall(r"--(\w+)", code)
+    }
     files = re.findall(r"(?:launchers|tools|ds_configs|tape_ds)/[\w/]+\.(?:py|json)", ours)
     assert len(flags) > 40 and flags - fields == set()
     assert [file for file in files if not (pages.ROOT / file).is_file()] == []

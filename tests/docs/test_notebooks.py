@@ -35,7 +35,9 @@ def test_it_runs(path, tmp_path):
     del environment["MPLBACKEND"]  # the notebook's own shows pictures
     notebook = nbformat.read(path, as_version=4)
     where = {"metadata": {"path": str(tmp_path)}}
-    client = nbclient.NotebookClient(notebook, timeout=SECONDS, kernel_name="python3", resources=where)
+    client = nbclient.NotebookClient(
+        notebook, timeout=SECONDS, kernel_name="python3", resources=where
+    )
     client.execute(env=environment)
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert sum("image/png" in output.get("data", {}) for output in outputs) == PICTURES

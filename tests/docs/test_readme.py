@@ -20,7 +20,9 @@ def test_every_command_is_ours_or_known():
     """test_code_blocks.py parses ours."""
     blocks = [block for block in pages.blocks(pages.ROOT / "README.md") if block.info == ""]
     lines = "".join(block.text for block in blocks).replace("\\\n", " ").splitlines()
-    commands_of_others = [line for line in lines if not commands.starts_ours(shlex.split(line, comments=True))]
+    commands_of_others = [
+        line for line in lines if not commands.starts_ours(shlex.split(line, comments=True))
+    ]
     assert len(lines) > 10
     assert {line.split()[0] for line in commands_of_others} <= {"git", "cd", "source"}
 
@@ -35,9 +37,13 @@ def test_it_is_short():
 
 def test_faults_are_those_stored():
     campaigns = stored("faults/faults.json")["figures"]["campaigns"]
-    faults = [each for name, each in campaigns.items() if name not in ("fuzz", "launches")]  # nothing is broken there
+    # nothing is broken there
+    faults = [each for name, each in campaigns.items() if name not in ("fuzz", "launches")]
     tries, survived = (sum(each[key] for each in faults) for key in ("tries", "survived"))
-    assert f"[{survived} of {tries} injected faults](docs/results/faults.md) were survived" in " ".join(README.split())
+    assert (
+        f"[{survived} of {tries} injected faults](docs/results/faults.md) were survived"
+        in " ".join(README.split())
+    )
 
 
 def test_it_counts_the_encodings_and_methods_that_there_are():
@@ -50,7 +56,9 @@ def test_it_counts_the_encodings_and_methods_that_there_are():
 def encodings():
     found = stored("compare_encodings/encodings.json")["figures"]["comparison"]["runs"]
     perplexity = {
-        arm: fmean(each["figures"]["stdlib_perplexity_2048"] for each in found if each["arm"] == arm)
+        arm: fmean(
+            each["figures"]["stdlib_perplexity_2048"] for each in found if each["arm"] == arm
+        )
         for arm in ("tape", "rope", "alibi", "fox")
     }
     names = {"tape": "with TAPE", "rope": "with RoPE", "alibi": "with ALiBi", "fox": "with FoX"}
@@ -61,8 +69,14 @@ def demo():
     figures = stored("extend_smollm2_16k/demo.json")["figures"]
     texts = {name: texts["typing.py"] for name, texts in figures["loss_by_position"].items()}
     last = {name: each["nll"][-1] for name, each in texts.items()}
-    found = {each["variant"]: each["correct"] for each in figures["passkey"] if each["length"] > 8192}
-    start, trained, off = "yarn x2, untrained", "tape+lora, trained", "tape+lora, trained, updates off"
+    found = {
+        each["variant"]: each["correct"] for each in figures["passkey"] if each["length"] > 8192
+    }
+    start, trained, off = (
+        "yarn x2, untrained",
+        "tape+lora, trained",
+        "tape+lora, trained, updates off",
+    )
     return [
         f"a loss of {last['untouched']:.2f}, with YaRN {last[start]:.2f}, trained {last[trained]:.2f}",
         f"from {texts[start]['mean']:.3f} to {texts[trained]['mean']:.3f}",
@@ -77,7 +91,10 @@ def updates():
     claims = stored("extend_smollm2_16k/updates_off.json")["figures"]["comparison"]["claims"]
     (tape,) = (each for each in claims if each["arm"] == "tape")
     low, high = tape["interval"]
-    return [f"its updates [add {tape['found']['mean']:.3f}](docs/", f"(95 %: {low:.3f} to {high:.3f};"]
+    return [
+        f"its updates [add {tape['found']['mean']:.3f}](docs/",
+        f"(95 %: {low:.3f} to {high:.3f};",
+    ]
 
 
 @pytest.mark.parametrize("figures", [encodings, demo, updates], ids=lambda each: each.__name__)

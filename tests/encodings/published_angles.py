@@ -54,8 +54,12 @@ def llama3(theta, j, K, s, window, length):
         return own / s
     if wave < window / BANDS["high_freq_factor"]:
         return own
-    smooth = (window / wave - BANDS["low_freq_factor"]) / (BANDS["high_freq_factor"] - BANDS["low_freq_factor"])
+    smooth = (window / wave - BANDS["low_freq_factor"]) / (
+        BANDS["high_freq_factor"] - BANDS["low_freq_factor"]
+    )
     return (1 - smooth) * own / s + smooth * own
 
 
-FORMULAS = {each.__name__: each for each in (default, linear, ntk, dynamic, yarn, yarn_revised, llama3)}
+FORMULAS = {
+    each.__name__: each for each in (default, linear, ntk, dynamic, yarn, yarn_revised, llama3)
+}

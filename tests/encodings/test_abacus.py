@@ -12,7 +12,14 @@ from tape_ds import encodings
 from tape_ds.encodings import base, registry
 from tape_ds.encodings.abacus import places_in_numbers
 from tape_ds.errors import UserError
-from tests.models.helpers import ENCODINGS, WITH_EVERY_HEADS, rounding, tiny_config, tiny_model, tokens
+from tests.models.helpers import (
+    ENCODINGS,
+    WITH_EVERY_HEADS,
+    rounding,
+    tiny_config,
+    tiny_model,
+    tokens,
+)
 
 DIGITS = list(range(20, 50))
 ABACUS = {"abacus": True, "abacus_digits": DIGITS, "abacus_places": 30, "abacus_shift": 0}
@@ -49,7 +56,9 @@ EXAMPLES = {
 def test_places_within_numbers(text):
     found = located(text)[0]
     assert found[:, -1].tolist() == EXAMPLES[text]
-    assert found[:, 0].tolist() == list(range(len(text))), "positions of the inner encoding are unchanged"
+    assert found[:, 0].tolist() == list(range(len(text))), (
+        "positions of the inner encoding are unchanged"
+    )
 
 
 @pytest.mark.parametrize("documented", [False, True])
@@ -84,27 +93,40 @@ def test_cached_logits_are_the_full_pass_s_with_an_encoding_that_caches_more(nam
     model, ids, mask = combined(name), tokens(2, 20), torch.ones(2, 20, dtype=torch.long)
     mask[0, :4] = 0
     places = (mask.cumsum(-1) - 1).clamp_min(0)
-    past, parts = cache(config=model.config, **({"max_cache_len": 24} if cache is StaticCache else {})), []
+    past, parts = (
+        cache(config=model.config, **({"max_cache_len": 24} if cache is StaticCache else {})),
+        [],
+    )
     with torch.no_grad():
         whole = model(ids, attention_mask=mask, position_ids=places).logits
         for at in range(0, 20, 5):
             given = {"attention_mask": mask[:, : at + 5], "position_ids": places[:, at : at + 5]}
             parts.append(model(ids[:, at : at + 5], past_key_values=past, **given).logits)
-    torch.testing.assert_close(torch.cat(parts, 1)[mask == 1], whole[mask == 1], rtol=0, atol=rounding(model, ids))
+    torch.testing.assert_close(
+        torch.cat(parts, 1)[mask == 1], whole[mask == 1], rtol=0, atol=rounding(model, ids)
+    )
 
 
 @pytest.mark.parametrize("name", [*WITH_EVERY_HEADS, "sincos", "rope dynamic", "randpe"])
 def test_without_digits_logits_are_those_of_the_inner_encoding(name):
     """To the last bit; with digits they differ."""
     model, plain = combined(name), tiny_model(encoding=name)
-    shared = {key.replace(".encoding.inner.", ".encoding."): value for key, value in model.state_dict().items()}
-    plain.load_state_dict({key: value for key, value in shared.items() if ".encoding.digits." not in key})
+    shared = {
+        key.replace(".encoding.inner.", ".encoding."): value
+        for key, value in model.state_dict().items()
+    }
+    plain.load_state_dict(
+        {key: value for key, value in shared.items() if ".encoding.digits." not in key}
+    )
     ids = torch.cat((tokens(2, 14), torch.tensor([[20, 21] * 7])))
     letters = ids % 17 + 3
     assert torch.equal(model(letters).logits, plain(letters).logits)
     assert not torch.equal(model(ids).logits, plain(ids).logits)
     promised = ("translation_invariant", "cache_exact", "reads_tokens", "draws")
-    assert all(getattr(model.model.encoding, each) == getattr(plain.model.encoding, each) for each in promised)
+    assert all(
+        getattr(model.model.encoding, each) == getattr(plain.model.encoding, each)
+        for each in promised
+    )
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
@@ -123,7 +145,9 @@ def test_digits_get_their_place_s_row_and_other_tokens_nothing():
     added, rows = abacus.embed(torch.zeros(1, 6, 32), places)[0], abacus.digits.weight
     assert not added[0].any()
     assert torch.equal(added[1:4], rows)
-    assert torch.equal(added[4], rows[2]) and torch.equal(added[5], rows[2]), "places beyond share the last row"
+    assert torch.equal(added[4], rows[2]) and torch.equal(added[5], rows[2]), (
+        "places beyond share the last row"
+    )
 
 
 def test_an_offset_is_drawn_in_training_for_all_digits_together():
@@ -140,7 +164,9 @@ def test_an_offset_is_drawn_in_training_for_all_digits_together():
         offset = int(added[0, 0])
         assert added.tolist() == [[offset, offset + 1, 0], [offset + 3, 0, offset]]
         offsets.append(offset)
-    assert {offset: offsets.count(offset) > 5 for offset in offsets} == dict.fromkeys(range(4), True)
+    assert {offset: offsets.count(offset) > 5 for offset in offsets} == dict.fromkeys(
+        range(4), True
+    )
     added = abacus.eval().embed(torch.zeros(2, 3, 32), places)[..., 0]
     assert added.tolist() == [[0, 1, 0], [3, 0, 0]]
 
@@ -152,7 +178,11 @@ def tokenizer(*words):
 
 @pytest.mark.parametrize(
     "words, expected",
-    [(["[PAD]", *"0123456789", "+", "="], list(range(1, 11))), (["x", "1", "²"], [1]), (["0", "1", "10"], None)],
+    [
+        (["[PAD]", *"0123456789", "+", "="], list(range(1, 11))),
+        (["x", "1", "²"], [1]),
+        (["0", "1", "10"], None),
+    ],
 )
 def test_digits_are_taken_from_the_tokenizer(words, expected):
     """Not from one that joins digits: places within its tokens would be hidden. Given ids stay."""
@@ -176,4 +206,6 @@ def test_options_that_fit_no_model_are_refused(changes, field):
     with pytest.raises(UserError) as refused:
         tiny_config(encoding="rope", position_options=options("rope", **changes))
     assert [problem.field for problem in refused.value.problems] == [f"position_options.{field}"]
-    assert tiny_config(encoding="rope", position_options=options("rope", abacus_digits=[0, 60], abacus_shift=29))
+    assert tiny_config(
+        encoding="rope", position_options=options("rope", abacus_digits=[0, 60], abacus_shift=29)
+    )

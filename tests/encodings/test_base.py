@@ -28,7 +28,9 @@ def test_offsets_are_drawn_evenly_from_the_whole_range():
         moved = encoding.positions_for(places, no_text())[..., 0] - places
         assert len(moved.unique()) == 1
         offsets.append(int(moved[0, 0]))
-    assert {offset: offsets.count(offset) > 25 for offset in offsets} == dict.fromkeys(range(4), True)
+    assert {offset: offsets.count(offset) > 25 for offset in offsets} == dict.fromkeys(
+        range(4), True
+    )
 
 
 def test_only_training_draws():
@@ -36,11 +38,17 @@ def test_only_training_draws():
     assert torch.equal(encoding.eval().positions_for(places, no_text())[..., 0], places)
     before = torch.get_rng_state()
     registry.build(tiny_config(encoding="rope")).train().positions_for(places, no_text())
-    assert torch.equal(torch.get_rng_state(), before), "an encoding that draws nothing leaves the generator alone"
+    assert torch.equal(torch.get_rng_state(), before), (
+        "an encoding that draws nothing leaves the generator alone"
+    )
 
 
 def test_torch_s_seed_decides_the_offset_on_any_default_device():
-    encoding, places, drawn = registry.build(with_shift("rope", 10**6)).train(), torch.arange(9)[None], []
+    encoding, places, drawn = (
+        registry.build(with_shift("rope", 10**6)).train(),
+        torch.arange(9)[None],
+        [],
+    )
     for seed, device in ((1, "cpu"), (2, "cpu"), (1, "meta")):
         torch.manual_seed(seed)
         with torch.device(device):

@@ -20,7 +20,9 @@ EXAMPLES = {
 
 
 def ids_of(text):
-    return torch.tensor([[{".": 7, ";": 11}.get(letter, ord(letter) - ord("a") + 20) for letter in text]])
+    return torch.tensor(
+        [[{".": 7, ";": 11}.get(letter, ord(letter) - ord("a") + 20) for letter in text]]
+    )
 
 
 def encoding(name="bipe_rope"):
@@ -106,12 +108,19 @@ def sentence_piece():
     """Spells a line end as Llama 2 does, as a byte."""
     vocabulary = {"<unk>": 0, "▁.": 1, ".": 2, "<0x0A>": 3, "▁": 4, "a": 5, "<0x2E>": 6}
     tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    steps = [
+        decoders.Replace("▁", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    ]
     tokenizer.decoder = decoders.Sequence(steps)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
-@pytest.mark.parametrize("make, expected", [(byte_level, [1, 2, 3, 17]), (sentence_piece, [1, 2, 3, 6])])
+@pytest.mark.parametrize(
+    "make, expected", [(byte_level, [1, 2, 3, 17]), (sentence_piece, [1, 2, 3, 6])]
+)
 def test_separators_are_what_the_tokenizer_spells_so(make, expected):
     """A full stop or line end, with or without the mark of a word's beginning, and nothing longer."""
     assert encodings.options_for("bipe_rope", {}, make()) == {"separators": expected}

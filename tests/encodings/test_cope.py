@@ -13,7 +13,11 @@ K = 8
 
 def added(scores_TS, e_PK, q_TK=None, allowed_TS=None):
     """The bias of one head [T, S] where these are the scores and e."""
-    layer = tiny_model(encoding="cope", position_options={"positions": len(e_PK)}).model.layers[0].position
+    layer = (
+        tiny_model(encoding="cope", position_options={"positions": len(e_PK)})
+        .model.layers[0]
+        .position
+    )
     with torch.no_grad():
         layer.places.weight.copy_(e_PK)
     q_TK = torch.ones(len(scores_TS), K) if q_TK is None else q_TK
@@ -50,20 +54,28 @@ def test_a_new_model_begins_without_positions():
     torch.manual_seed(0)
     new = TapeForCausalLM(tiny_config(encoding="cope")).eval()
     plain = TapeForCausalLM(tiny_config(encoding="nope")).eval()
-    plain.load_state_dict({name: value for name, value in new.state_dict().items() if ".position." not in name})
+    plain.load_state_dict(
+        {name: value for name, value in new.state_dict().items() if ".position." not in name}
+    )
     ids = tokens(2, 12)
-    torch.testing.assert_close(new(ids).logits, plain(ids).logits, rtol=0, atol=rounding(plain, ids))
+    torch.testing.assert_close(
+        new(ids).logits, plain(ids).logits, rtol=0, atol=rounding(plain, ids)
+    )
 
 
 def test_what_is_counted_and_added_follows_a_query_that_is_scaled_up():
     """``log_scale``: as if the projection had given the query of the last token so."""
     sizes = {"num_hidden_layers": 1, "max_position_embeddings": 5}
-    scaled = tiny_model(encoding="cope", **sizes, position_options={"positions": 5, "log_scale": "all"})
+    scaled = tiny_model(
+        encoding="cope", **sizes, position_options={"positions": 5, "log_scale": "all"}
+    )
     plain, ids = tiny_model(encoding="cope", **sizes), tokens(2, 12)
     plain.load_state_dict(scaled.state_dict())
     with torch.no_grad():
         plain.model.layers[0].self_attn.q_proj.weight *= math.log(12) / math.log(5)
-    torch.testing.assert_close(scaled(ids).logits[:, -1], plain(ids).logits[:, -1], rtol=0, atol=rounding(plain, ids))
+    torch.testing.assert_close(
+        scaled(ids).logits[:, -1], plain(ids).logits[:, -1], rtol=0, atol=rounding(plain, ids)
+    )
 
 
 @pytest.mark.parametrize("backend", ["auto", "flex"])

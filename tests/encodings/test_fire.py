@@ -41,8 +41,12 @@ def test_the_bias_is_the_paper_s(signs):
     for h in range(4):
         for t, n in enumerate(PLACES):
             for s, m in enumerate(PLACES):
-                assert block[0, h, t, s].item() == pytest.approx(written_out(layer.network, 8.0, n, m, h), abs=1e-12)
-                one = bias.element(bias.query_marks[0, 0, t, 0], bias.key_marks[0, 0, s, 0], torch.tensor(h))
+                assert block[0, h, t, s].item() == pytest.approx(
+                    written_out(layer.network, 8.0, n, m, h), abs=1e-12
+                )
+                one = bias.element(
+                    bias.query_marks[0, 0, t, 0], bias.key_marks[0, 0, s, 0], torch.tensor(h)
+                )
                 torch.testing.assert_close(one, block[0, h, t, s], rtol=0, atol=2e-6)
 
 
@@ -52,7 +56,11 @@ def test_any_length_is_mapped_to_the_same_interval(length):
     layer = tiny_model(encoding="fire").model.layers[0].position.double()
     network = layer.network
     with torch.no_grad():  # a network that hands its input through
-        for weight, value in ((network.weight_in, 0.0), (network.bias_in, 0.0), (network.weight_out, 0.0)):
+        for weight, value in (
+            (network.weight_in, 0.0),
+            (network.bias_in, 0.0),
+            (network.weight_out, 0.0),
+        ):
             weight.fill_(value)
         network.bias_out.zero_()
         network.weight_in[0], network.weight_out[:, 0] = 1.0, 1.0
@@ -82,7 +90,8 @@ def test_the_start_is_the_options():
 
 
 @pytest.mark.parametrize(
-    "name, value", [("width", 0), ("curvature", 0), ("curvature", float("nan")), ("threshold", float("inf"))]
+    "name, value",
+    [("width", 0), ("curvature", 0), ("curvature", float("nan")), ("threshold", float("inf"))],
 )
 def test_settings_are_finite_and_above_zero(name, value):
     """YAML's ``.nan`` and ``.inf`` are floats, and every score would be NaN."""

@@ -25,7 +25,8 @@ def last_scores(layer, log_f_BHT, dtype, groups):
 
 
 @pytest.mark.parametrize(
-    "dtype, heads, groups", [(torch.bfloat16, "gqa", 2), (torch.float16, "mha", 4), (torch.float32, "mqa", 1)]
+    "dtype, heads, groups",
+    [(torch.bfloat16, "gqa", 2), (torch.float16, "mha", 4), (torch.float32, "mqa", 1)],
 )
 def test_differences_are_exact_to_24_bits_of_the_sum_in_every_dtype(dtype, heads, groups):
     """At 4,000 a bf16 number is 16 away from the next; what counts is the difference of two of them."""

@@ -40,13 +40,18 @@ def test_the_bias_is_the_bounded_logarithm_of_the_product(heads, groups):
     for h in range(heads):
         q, k = queries[:, h].bfloat16().float(), keys[:, h // (heads // groups)].bfloat16().float()
         torch.testing.assert_close(bias[:, h], (q @ k.mT).clamp_min(FLOOR).log())
-    far = features(torch.tensor([[0, 1, 10**9]]), torch.tensor(slopes(8)), draw_grids(64, training=False))
+    far = features(
+        torch.tensor([[0, 1, 10**9]]), torch.tensor(slopes(8)), draw_grids(64, training=False)
+    )
     assert log_kernel(far, far).min() == pytest.approx(math.log(FLOOR))
 
 
 def test_below_the_floor_there_is_no_gradient():
     """Where the logarithm would be of a negative number, and its slope infinite just above it."""
-    query, key = torch.tensor([[[[1.0, 0.0]]]], requires_grad=True), torch.tensor([[[[-0.5, 1.0], [2.0, 1.0]]]])
+    query, key = (
+        torch.tensor([[[[1.0, 0.0]]]], requires_grad=True),
+        torch.tensor([[[[-0.5, 1.0], [2.0, 1.0]]]]),
+    )
     log_kernel(query, key).sum().backward()
     assert query.grad.flatten().tolist() == [1.0, 0.5]
 

@@ -13,7 +13,7 @@ from transformers import Llama4TextConfig, SmolLM3Config, SmolLM3ForCausalLM
 
 from tape_ds import encodings
 from tape_ds.encodings import base, log_scale, registry
-from tape_ds.models.llama import positions_of
+from tape_ds.models.changed_positions import positions_of
 from tape_ds.planning import shape
 from tests.models.helpers import (
     HEADS,
@@ -62,13 +62,21 @@ def written_out(model, ids, encoding, without, scaled):
     T, heads = len(ids), np.arange(H) // (H // G)
     n, m = np.arange(T)[:, None], np.arange(T)[None]
     angles = n * 10_000.0 ** (-2 * np.arange(K // 2) / K)
-    e = np.concatenate((np.cos(angles), np.sin(angles)), -1).astype(np.float32).astype(np.float64)[None].repeat(G, 0)
+    e = (
+        np.concatenate((np.cos(angles), np.sin(angles)), -1)
+        .astype(np.float32)
+        .astype(np.float64)[None]
+        .repeat(G, 0)
+    )
     factor = np.maximum(1, np.log(n + 1) / math.log(WINDOW)).astype(np.float32)
     x = w["model.embed_tokens.weight"][ids]
     for layer in range(LAYERS):
         part = {name.removeprefix(f"model.layers.{layer}."): value for name, value in w.items()}
         y = norm(x, part["input_layernorm.weight"])
-        q, k, v = ((y @ part[f"self_attn.{name}_proj.weight"].T).reshape(T, -1, K).transpose(1, 0, 2) for name in "qkv")
+        q, k, v = (
+            (y @ part[f"self_attn.{name}_proj.weight"].T).reshape(T, -1, K).transpose(1, 0, 2)
+            for name in "qkv"
+        )
         k, v = k[heads], v[heads]
         bias, placed = 0.0, layer not in without
         if placed and encoding in ("rope", "tape"):
@@ -76,7 +84,9 @@ def written_out(model, ids, encoding, without, scaled):
         elif placed and encoding == "alibi":
             bias = np.array([2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8])[:, None, None] * (m - n)
         elif placed:
-            log_f = -np.log1p(np.exp(-(y @ part["position.gates.weight"].T + part["position.gates.bias"])))
+            log_f = -np.log1p(
+                np.exp(-(y @ part["position.gates.weight"].T + part["position.gates.bias"]))
+            )
             c = log_f.cumsum(0).T
             bias = c[:, :, None] - c[:, None, :]
         if layer in scaled:
@@ -103,7 +113,11 @@ SETTINGS = {
     "the first and the last": ({"nope_layers": [3, 0]}, [0, 3], []),
     "scaled": ({"log_scale": "all"}, [], range(LAYERS)),
     "one, all scaled": ({"nope_layers": [1], "log_scale": "all"}, [1], range(LAYERS)),
-    "every second, only these scaled": ({"nope_layers": 2, "log_scale": "nope_layers"}, [1, 3], [1, 3]),
+    "every second, only these scaled": (
+        {"nope_layers": 2, "log_scale": "nope_layers"},
+        [1, 3],
+        [1, 3],
+    ),
 }
 
 
@@ -127,10 +141,14 @@ def test_the_model_is_its_formula(encoding, setting, monkeypatch):
 def test_an_interval_counts_as_transformers_does(layers, interval):
     """Their list says 1 where a layer has positions, whatever its name says."""
     kinds = {"num_hidden_layers": layers, "no_rope_layer_interval": interval}
-    found = [encodings.Options(nope_layers=interval).has_positions(layer) for layer in range(layers)]
+    found = [
+        encodings.Options(nope_layers=interval).has_positions(layer) for layer in range(layers)
+    ]
     assert found == [bool(each) for each in SmolLM3Config(**kinds).no_rope_layers]
     if interval == 4:  # Llama 4's class has this one alone
-        assert found == [bool(each) for each in Llama4TextConfig(num_hidden_layers=layers).no_rope_layers]
+        assert found == [
+            bool(each) for each in Llama4TextConfig(num_hidden_layers=layers).no_rope_layers
+        ]
 
 
 def test_it_is_transformers_own_smollm3():
@@ -139,18 +157,30 @@ def test_it_is_transformers_own_smollm3():
     theirs = {**sizes, **HEADS["gqa"], "num_hidden_layers": 5, "pad_token_id": 0, "rope_theta": 2e6}
     published = SmolLM3ForCausalLM(SmolLM3Config(**theirs, tie_word_embeddings=False)).eval()
     angles = {"rope_type": "default", "rope_theta": published.config.rope_parameters["rope_theta"]}
-    own = {"num_hidden_layers": 5, "position_options": {"nope_layers": 4}, "rope_parameters": angles}
+    own = {
+        "num_hidden_layers": 5,
+        "position_options": {"nope_layers": 4},
+        "rope_parameters": angles,
+    }
     model = tiny_model(encoding="rope", **own)
     model.load_state_dict(published.state_dict())
     ids = tokens(2, 70)
-    torch.testing.assert_close(model(ids).logits, published(ids).logits, rtol=0, atol=rounding(model, ids))
+    torch.testing.assert_close(
+        model(ids).logits, published(ids).logits, rtol=0, atol=rounding(model, ids)
+    )
 
 
 @pytest.mark.parametrize("chosen", [[2], [0, 3]])
-@pytest.mark.parametrize("encoding", ["tape", "tape vector", "tape unit identity", "tape from alibi", "t5", "fox"])
+@pytest.mark.parametrize(
+    "encoding", ["tape", "tape vector", "tape unit identity", "tape from alibi", "t5", "fox"]
+)
 def test_no_parameter_is_without_a_gradient(encoding, chosen):
     """The last layer that has positions makes no update; whatever layer that is, checkpointed or not."""
-    model, ids, found = with_options(encoding, nope_layers=chosen).double().train(), tokens(2, 12), []
+    model, ids, found = (
+        with_options(encoding, nope_layers=chosen).double().train(),
+        tokens(2, 12),
+        [],
+    )
     for checkpointing in (False, True):
         if checkpointing:
             model.gradient_checkpointing_enable()
@@ -179,21 +209,30 @@ def test_up_to_the_window_nothing_is_scaled(name):
         assert torch.equal(mine[:, 0], theirs[:, 0])
     assert not torch.equal(mine[:, -1], theirs[:, -1])
     flags = ("translation_invariant", "cache_exact", "remembers", "draws")
-    assert all(getattr(model.model.encoding, each) == getattr(plain.model.encoding, each) for each in flags)
+    assert all(
+        getattr(model.model.encoding, each) == getattr(plain.model.encoding, each) for each in flags
+    )
 
 
 def test_keys_are_counted_within_documents_and_without_padding():
     """Against a loop; documents may be interleaved, and a cache may hold a part."""
     documents = torch.randint(-1, 3, (4, 30), dtype=torch.int32)
     expected = torch.tensor(
-        [[sum(row[: t + 1] == row[t]).item() if row[t] >= 0 else 0 for t in range(30)] for row in documents]
+        [
+            [sum(row[: t + 1] == row[t]).item() if row[t] >= 0 else 0 for t in range(30)]
+            for row in documents
+        ]
     )
     for offset in (0, 11, torch.tensor(11)):
-        found = log_scale.keys_seen(base.TokenContext(None, documents, offset, None), 12, torch.device("cpu"))
+        found = log_scale.keys_seen(
+            base.TokenContext(None, documents, offset, None), 12, torch.device("cpu")
+        )
         part = expected[:, int(offset) : int(offset) + 12]
         real = documents[:, int(offset) : int(offset) + 12] >= 0
         assert torch.equal(found[real], part[real])
-        found = log_scale.keys_seen(base.TokenContext(None, None, offset, None), 12, torch.device("cpu"))
+        found = log_scale.keys_seen(
+            base.TokenContext(None, None, offset, None), 12, torch.device("cpu")
+        )
         assert found.tolist() == [list(range(1 + int(offset), 13 + int(offset)))]
 
 
@@ -202,11 +241,17 @@ def by_positions(window=WINDOW, name="rope", **sizes):
     return tiny_model(encoding=name, position_options=own, num_hidden_layers=3, **sizes)
 
 
-@pytest.mark.parametrize("name", ["rope", "tape", "alibi", "rope dynamic", "randpe", "t5", "sincos", "pope", "xpos"])
+@pytest.mark.parametrize(
+    "name", ["rope", "tape", "alibi", "rope dynamic", "randpe", "t5", "sincos", "pope", "xpos"]
+)
 def test_positions_count_as_keys_do_in_a_text_from_its_beginning(name):
     """Bit for bit, and whatever max_position_embeddings is."""
     sizes = {"num_hidden_layers": 3, "max_position_embeddings": 64}
-    keys = tiny_model(encoding=name, position_options=options(name, log_scale="all", log_scale_from=WINDOW), **sizes)
+    keys = tiny_model(
+        encoding=name,
+        position_options=options(name, log_scale="all", log_scale_from=WINDOW),
+        **sizes,
+    )
     positions = by_positions(name=name, max_position_embeddings=64)
     positions.load_state_dict(keys.state_dict())
     ids = tokens(2, 30)
@@ -223,9 +268,13 @@ def test_skipped_positions_have_the_factors_of_the_places_they_skip_to(monkeypat
     assert expected[:5].tolist() == [1.0] * 5 and expected[5] > 1.3
     scales = []
     scaled = base.PositionLayer.scaled
-    monkeypatch.setattr(base.PositionLayer, "scaled", lambda self, q, f: scales.append(f) or scaled(self, q, f))
+    monkeypatch.setattr(
+        base.PositionLayer, "scaled", lambda self, q, f: scales.append(f) or scaled(self, q, f)
+    )
     found = model(ids, position_ids=places).logits
-    assert len(scales) == 3 and all(scale.flatten().tolist() == expected.tolist() for scale in scales)
+    assert len(scales) == 3 and all(
+        scale.flatten().tolist() == expected.tolist() for scale in scales
+    )
     monkeypatch.undo()
     norms_in_own_dtype(monkeypatch)
     plain = tiny_model(encoding="rope", num_hidden_layers=3, position_options=None).double()
@@ -239,7 +288,11 @@ def test_skipped_positions_have_the_factors_of_the_places_they_skip_to(monkeypat
 
     monkeypatch.setattr(type(plain.model.layers[0].position), "rotate", by_hand)
     torch.testing.assert_close(found, plain(ids, position_ids=places).logits, rtol=0, atol=1e-12)
-    keys = tiny_model(encoding="rope", num_hidden_layers=3, position_options={"log_scale": "all", "log_scale_from": 16})
+    keys = tiny_model(
+        encoding="rope",
+        num_hidden_layers=3,
+        position_options={"log_scale": "all", "log_scale_from": 16},
+    )
     assert keys.model.encoding.log_window == 16
 
 
@@ -266,7 +319,10 @@ def test_a_cache_padding_and_packing_keep_the_factors_of_positions():
         ("rope", {"log_scale_from": 9}, "log_scale_from"),
         ("rope", {"log_scale_by": "positions"}, "log_scale_by"),
         ("rope", {"log_scale": "all", "log_scale_from": 1}, "log_scale_from"),
-        *((name, {"log_scale": "all", "log_scale_by": "positions"}, "log_scale_by") for name in WITHOUT_POSITIONS),
+        *(
+            (name, {"log_scale": "all", "log_scale_by": "positions"}, "log_scale_by")
+            for name in WITHOUT_POSITIONS
+        ),
     ],
 )
 def test_options_of_log_scale_that_mean_nothing_are_refused(name, own, field):
@@ -275,7 +331,10 @@ def test_options_of_log_scale_that_mean_nothing_are_refused(name, own, field):
 
 
 def test_half_precision_is_rounded_once():
-    layer, q = registry.build_layer(tiny_config(encoding="rope log scale"), 0), torch.randn(1, 4, 6, 8).bfloat16()
+    layer, q = (
+        registry.build_layer(tiny_config(encoding="rope log scale"), 0),
+        torch.randn(1, 4, 6, 8).bfloat16(),
+    )
     found = layer.scaled(q, torch.full((1, 1, 6, 1), 1.2345))
     assert torch.equal(found, (q.float() * 1.2345).bfloat16())
 
@@ -292,10 +351,15 @@ def test_both_can_be_switched_on_for_a_model_without(own):
     with positions_of(model, other.config):
         assert torch.equal(model(ids).logits, other(ids).logits)
     assert not torch.equal(model(ids).logits, other(ids).logits)
-    assert with_options("fox", log_scale="all").state_dict().keys() == with_options("fox").state_dict().keys()
+    assert (
+        with_options("fox", log_scale="all").state_dict().keys()
+        == with_options("fox").state_dict().keys()
+    )
 
 
-@pytest.mark.parametrize("encoding, chosen", [("rope", 2), ("tape", 3), ("tape", [3]), ("t5", [0, 3]), ("fox", [1, 2])])
+@pytest.mark.parametrize(
+    "encoding, chosen", [("rope", 2), ("tape", 3), ("tape", [3]), ("t5", [0, 3]), ("fox", [1, 2])]
+)
 def test_a_plan_counts_the_layers_that_have_positions(encoding, chosen):
     model = with_options(encoding, nope_layers=chosen)
     found = shape.sizes(model.config)
@@ -303,7 +367,9 @@ def test_a_plan_counts_the_layers_that_have_positions(encoding, chosen):
     assert counted == model.num_parameters()
     work = [layer.position.multiplications_per_token(10.0) for layer in model.model.layers]
     assert found.position_work[0] + 10 * found.position_work[1] == pytest.approx(sum(work))
-    assert found.placed == sum(type(layer.position) is not base.PositionLayer for layer in model.model.layers)
+    assert found.placed == sum(
+        type(layer.position) is not base.PositionLayer for layer in model.model.layers
+    )
 
 
 @pytest.mark.parametrize(
@@ -322,4 +388,6 @@ def test_layers_that_do_not_exist_are_refused(own, field):
     with pytest.raises(ValueError, match=rf"position_options\.{field} = "):
         tiny_config(encoding="rope", num_hidden_layers=LAYERS, position_options=own)
     for fitting in ([0, 3], 2, 4):
-        tiny_config(encoding="rope", num_hidden_layers=LAYERS, position_options={"nope_layers": fitting})
+        tiny_config(
+            encoding="rope", num_hidden_layers=LAYERS, position_options={"nope_layers": fitting}
+        )

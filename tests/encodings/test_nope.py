@@ -7,7 +7,7 @@ import torch
 
 from tape_ds import TapeForCausalLM, encodings
 from tape_ds.encodings import registry
-from tape_ds.models.llama import evaluated_at
+from tape_ds.models.changed_positions import evaluated_at
 from tests.models.helpers import randomised, tiny_config, tokens
 
 SCALED = {"score_scale": 0.412, "trained_length": 16}
@@ -16,7 +16,9 @@ SCALED = {"score_scale": 0.412, "trained_length": 16}
 def model_of(**options):
     """A model without positions, and with these options."""
     torch.manual_seed(3)
-    return randomised(TapeForCausalLM(tiny_config(encoding="nope", position_options=options))).eval()
+    return randomised(
+        TapeForCausalLM(tiny_config(encoding="nope", position_options=options))
+    ).eval()
 
 
 @torch.no_grad()
@@ -49,7 +51,9 @@ def test_nothing_changes_up_to_the_trained_length(length):
 
 
 def test_the_trained_length_is_by_default_the_model_s_own():
-    config = tiny_config(encoding="nope", position_options={"score_scale": 0.1}, max_position_embeddings=64)
+    config = tiny_config(
+        encoding="nope", position_options={"score_scale": 0.1}, max_position_embeddings=64
+    )
     assert encodings.config_at(config, 64) is config
     used = encodings.config_at(config, 128)
     assert used.position_options == {"score_scale": 0.1, "text_length": 128}

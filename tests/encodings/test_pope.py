@@ -41,7 +41,11 @@ def test_a_bias_is_read_without_its_whole_turns_and_always_learns():
 
 @pytest.mark.parametrize("how", ["zero", "uniform"])
 def test_biases_start_as_the_option_says(how):
-    changes = {"position_options": {"delta_init": how}, "num_attention_heads": 32, "num_key_value_heads": 32}
+    changes = {
+        "position_options": {"delta_init": how},
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+    }
     for layer in TapeForCausalLM(tiny_config(encoding="pope", **changes)).model.layers:
         delta = layer.position.phases.delta.detach()
         if how == "zero":
@@ -55,7 +59,11 @@ def test_angles_far_out_are_those_of_exact_numbers():
     """In fp32 a position of 10 million would leave an angle nothing but noise."""
     encoding, places = registry.build(tiny_config(encoding="pope")), [0, 1, 131_072, 10_000_000]
     start = encoding.start(torch.tensor(places)[None, :, None])
-    assert start.dtype == torch.float64 and start.shape == (1, 1, 4, K) and 0 <= start.min() <= start.max() < 7
+    assert (
+        start.dtype == torch.float64
+        and start.shape == (1, 1, 4, K)
+        and 0 <= start.min() <= start.max() < 7
+    )
     turned = polar(torch.full((1, 1, 4, K), 50.0), start, None)[0, 0] / 50
     for row, place in zip(turned, places, strict=True):
         angles = [place * 10_000 ** (-c / K) for c in range(K)]
@@ -85,7 +93,11 @@ def test_a_backward_keeps_queries_and_keys_and_nothing_wider():
     q, k = (torch.randn(1, 4, 50, K, requires_grad=True) for _ in range(2))
     with torch.autograd.graph.saved_tensors_hooks(lambda x: held.append(x) or x, lambda x: x):
         layer.rotate(q, k, start, None, layer.observe(None))
-    assert not [x for x in held if x.numel() >= q.numel() and x.data_ptr() not in (q.data_ptr(), k.data_ptr())]
+    assert not [
+        x
+        for x in held
+        if x.numel() >= q.numel() and x.data_ptr() not in (q.data_ptr(), k.data_ptr())
+    ]
 
 
 NTK = {"rope_type": "ntk", "rope_theta": 1e4, "factor": 2.0}
@@ -105,7 +117,8 @@ def test_scaled_pairs_and_a_share_of_no_frequency_are_refused(encoding, changes,
 
 
 @pytest.mark.parametrize(
-    "rope_type, share, kept", [("default", 1.0, 4), ("yarn", 0.9, 3), ("default", 0.5, 2), ("llama3", 0.25, 1)]
+    "rope_type, share, kept",
+    [("default", 1.0, 4), ("yarn", 0.9, 3), ("default", 0.5, 2), ("llama3", 0.25, 1)],
 )
 def test_the_highest_frequencies_turn_as_rope_s_and_the_others_do_not(rope_type, share, kept):
     own = {"rope_type": rope_type, "rope_theta": 10_000.0}
@@ -115,7 +128,9 @@ def test_the_highest_frequencies_turn_as_rope_s_and_the_others_do_not(rope_type,
         own |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
     places = torch.arange(40)[None, :, None]
     rope = registry.build(tiny_config(encoding="rope", rope_parameters=own))
-    prope = registry.build(tiny_config(encoding="prope", rope_parameters=own, position_options={"share": share}))
+    prope = registry.build(
+        tiny_config(encoding="prope", rope_parameters=own, position_options={"share": share})
+    )
     whole, part = rope.start(places), prope.start(places)
     assert torch.equal(part[..., :kept], whole[..., :kept])
     assert torch.equal(part[..., 4 : 4 + kept], whole[..., 4 : 4 + kept])
@@ -127,4 +142,6 @@ def test_a_share_is_not_lost_to_rounding():
     assert PropeOptions(share=0.58).kept(100) == 29 and PropeOptions(share=0.599).kept(100) == 29
     for head_size in range(2, 257, 2):
         assert PropeOptions(share=float(f"{2 / head_size:g}")).kept(head_size) == 1
-    assert [PropeOptions(share=part / 100).kept(200) for part in range(1, 101)] == list(range(1, 101))
+    assert [PropeOptions(share=part / 100).kept(200) for part in range(1, 101)] == list(
+        range(1, 101)
+    )

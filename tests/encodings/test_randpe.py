@@ -33,7 +33,9 @@ def test_one_draw_reaches_all_layers():
     """The published code draws in every layer: a distance then means something else in each."""
     model, starts = tiny_model(encoding="randpe").train(), []
     for layer in model.model.layers:
-        layer.register_forward_pre_hook(lambda _, given, named: starts.append(named["inputs"].start), with_kwargs=True)
+        layer.register_forward_pre_hook(
+            lambda _, given, named: starts.append(named["inputs"].start), with_kwargs=True
+        )
     model(tokens(2, 9))
     assert len(starts) == 3 and all(start is starts[0] for start in starts)
 
@@ -80,12 +82,21 @@ def test_a_position_beyond_the_draw_is_refused_in_training():
 def test_the_range_holds_the_window_and_the_evaluation_length(options, field):
     with pytest.raises(ValueError, match=rf"position_options\.{field} = "):
         tiny_config(encoding="randpe", position_options=options)
-    assert tiny_config(encoding="randpe", position_options={"max_range": 64, "evaluation_length": 64})
+    assert tiny_config(
+        encoding="randpe", position_options={"max_range": 64, "evaluation_length": 64}
+    )
 
 
 def test_dynamic_scaling_sees_the_drawn_places():
     """The base follows from the farthest place that is rotated to, not from the number of tokens."""
-    parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 8}
+    parameters = {
+        "rope_type": "dynamic",
+        "rope_theta": 1e4,
+        "factor": 2.0,
+        "original_max_position_embeddings": 8,
+    }
     config = tiny_config(encoding="randpe", rope_parameters=parameters)
-    places = registry.build(config).positions_for(torch.arange(5)[None], base.TokenContext(None, None, 0, None))
+    places = registry.build(config).positions_for(
+        torch.arange(5)[None], base.TokenContext(None, None, 0, None)
+    )
     assert places[0, :, 1].tolist() == [int(places[0, -1, 0]) + 1] * 5

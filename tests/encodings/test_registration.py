@@ -36,6 +36,7 @@ def test_it_is_named_and_checked_like_ours():
 
 
 def test_a_name_is_registered_once():
-    encodings.register(NAME, OutsideOptions, AlibiEncoding, AlibiLayer)  # the same again changes nothing
+    # the same again changes nothing
+    encodings.register(NAME, OutsideOptions, AlibiEncoding, AlibiLayer)
     with pytest.raises(ValueError, match="registered already"):
         encodings.register("rope", OutsideOptions, AlibiEncoding, AlibiLayer)

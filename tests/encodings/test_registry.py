@@ -22,8 +22,18 @@ def test_every_encoding_builds_both_its_parts():
     "name, options, field, words",
     [
         ("adarope", {}, "position_encoding", "did you mean 'rope'"),
-        ("tape", {"atention_update": "mix"}, "position_options.atention_update", "did you mean 'attention_update'"),
-        ("tape", {"attention_update": "sum"}, "position_options.attention_update", "mix, scale, off"),
+        (
+            "tape",
+            {"atention_update": "mix"},
+            "position_options.atention_update",
+            "did you mean 'attention_update'",
+        ),
+        (
+            "tape",
+            {"attention_update": "sum"},
+            "position_options.attention_update",
+            "mix, scale, off",
+        ),
         ("tape", {"feed_forward": "yes"}, "position_options.feed_forward", "true or false"),
         ("tape", {"rank": True}, "position_options.rank", "a whole number"),
         ("tape", {"rank": 2.0}, "position_options.rank", "a whole number"),
@@ -42,13 +52,20 @@ def test_a_mistake_is_named_with_its_remedy(name, options, field, words):
 
 @pytest.mark.parametrize("name", ["bipe_rope", "prope", "repo"])
 def test_angles_that_do_not_follow_the_length_in_tokens_refuse_dynamic_scaling(name):
-    dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 8}
+    dynamic = {
+        "rope_type": "dynamic",
+        "rope_theta": 1e4,
+        "factor": 2.0,
+        "original_max_position_embeddings": 8,
+    }
     with pytest.raises(UserError, match="dynamic"):
         tiny_config(encoding=name, rope_parameters=dynamic)
 
 
 def test_all_mistakes_come_together():
-    problems = encodings.check_options("tape", {"rnak": 3, "feed_forward": 1, "attention_update": None})
+    problems = encodings.check_options(
+        "tape", {"rnak": 3, "feed_forward": 1, "attention_update": None}
+    )
     assert len(problems) == 3
 
 
@@ -67,6 +84,9 @@ def test_learning_is_having_parameters(name):
 def test_what_is_said_of_an_encoding_is_what_its_classes_do(name):
     """Recipes go by what options say, and import no class to ask it."""
     config = tiny_config(encoding=name)
-    overrides = registry.imported(registry.entry_of(name).layer).score_bias is not base.PositionLayer.score_bias
+    overrides = (
+        registry.imported(registry.entry_of(name).layer).score_bias
+        is not base.PositionLayer.score_bias
+    )
     assert encodings.options_of(name, {}).biases_scores == overrides
     assert encodings.options_of(name, {}).reads_tokens == registry.build(config).reads_tokens

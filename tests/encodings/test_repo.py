@@ -9,7 +9,12 @@ from tape_ds.kernels import reference
 from tests.models.helpers import tiny_config, tiny_model
 
 LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
-YARN = {"rope_type": "yarn", "rope_theta": 1e5, "factor": 4.0, "original_max_position_embeddings": 32}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e5,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
 
 
 def predicting(layers, **options):
@@ -27,8 +32,14 @@ def test_options_choose_the_first_layer_and_the_width():
     assert predicting(16, start_layer=5) == list(range(5, 16))
     assert predicting(4, start_layer=0) == [0, 1, 2, 3] and predicting(4, start_layer=3) == [3]
     for options, width in (({}, 4), ({"width": 7}, 7)):
-        predictor = tiny_model(encoding="repo", position_options=options).model.layers[1].position.predictor
-        assert [weight.shape for weight in predictor.parameters()] == [(width, 32), (width, 32), (2, width)]
+        predictor = (
+            tiny_model(encoding="repo", position_options=options).model.layers[1].position.predictor
+        )
+        assert [weight.shape for weight in predictor.parameters()] == [
+            (width, 32),
+            (width, 32),
+            (2, width),
+        ]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +50,9 @@ def test_a_model_that_would_predict_nothing_is_refused(changes, word):
     with pytest.raises(UserError, match=word):
         tiny_config(encoding="repo", **changes)
     fitting = {"start_layer": 0, "width": 1}
-    assert tiny_config(encoding="repo", num_hidden_layers=1, hidden_size=4, position_options=fitting)
+    assert tiny_config(
+        encoding="repo", num_hidden_layers=1, hidden_size=4, position_options=fitting
+    )
 
 
 @pytest.mark.parametrize("rope_parameters", [None, LINEAR, YARN], ids=["default", "linear", "yarn"])
@@ -58,7 +71,9 @@ def test_where_positions_are_the_index_it_is_rope(rope_parameters):
 def test_the_gradient_goes_through_cosine_and_sine():
     """As autograd's own through the plain form, for a group of two query heads and their key."""
     layer = registry.build_layer(tiny_config(encoding="repo"), 1)
-    q, k, z = (torch.randn(2, *shape, dtype=torch.float64) for shape in ((4, 6, 8), (2, 6, 8), (2, 6)))
+    q, k, z = (
+        torch.randn(2, *shape, dtype=torch.float64) for shape in ((4, 6, 8), (2, 6, 8), (2, 6))
+    )
     z.mul_(9).requires_grad_()
     angles = z[..., None] * torch.from_numpy(layer.frequencies.array)
     table = torch.cat((angles.cos(), angles.sin()), dim=-1)
@@ -74,7 +89,8 @@ def test_the_gradient_goes_through_cosine_and_sine():
 
 
 @pytest.mark.parametrize(
-    "heads, heads_per_group, processes", [("mha", 1, 4), ("gqa", 2, 2), ("gqa", 2, 4), ("mqa", 8, 4)]
+    "heads, heads_per_group, processes",
+    [("mha", 1, 4), ("gqa", 2, 2), ("gqa", 2, 4), ("mqa", 8, 4)],
 )
 def test_a_process_predicts_for_the_keys_that_its_queries_read(heads, heads_per_group, processes):
     """A part of a group's query heads has the group's position, whichever process has the others."""

@@ -18,9 +18,19 @@ WINDOW = 32
 PARAMETERS = {
     "default": {"rope_type": "default", "rope_theta": 10_000.0},
     "linear": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0},
-    "yarn": {"rope_type": "yarn", "rope_theta": 1e5, "factor": 4.0, "original_max_position_embeddings": WINDOW},
+    "yarn": {
+        "rope_type": "yarn",
+        "rope_theta": 1e5,
+        "factor": 4.0,
+        "original_max_position_embeddings": WINDOW,
+    },
 }
-DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": WINDOW}
+DYNAMIC = {
+    "rope_type": "dynamic",
+    "rope_theta": 1e4,
+    "factor": 2.0,
+    "original_max_position_embeddings": WINDOW,
+}
 
 
 def text(documents=None, offset=0, past=None, ids=None):
@@ -33,15 +43,21 @@ def test_rotation_is_llama_s(name):
     config = tiny_config(encoding="rope", rope_parameters=PARAMETERS[name])
     q, k = torch.randn(2, 4, 20, 8), torch.randn(2, 2, 20, 8)
     places = torch.arange(20)[None]
-    llama = LlamaConfig(hidden_size=32, num_attention_heads=4, head_dim=8, rope_parameters=dict(PARAMETERS[name]))
+    llama = LlamaConfig(
+        hidden_size=32, num_attention_heads=4, head_dim=8, rope_parameters=dict(PARAMETERS[name])
+    )
     expected = apply_rotary_pos_emb(q, k, *LlamaRotaryEmbedding(llama)(q, places))
     start = registry.build(config).start(places[..., None])
     assert start.dtype == torch.float32 and start.shape == (1, 1, 20, 8)
-    for mine, theirs in zip(registry.build_layer(config, 0).rotate(q, k, start, None), expected, strict=True):
+    for mine, theirs in zip(
+        registry.build_layer(config, 0).rotate(q, k, start, None), expected, strict=True
+    ):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("encoding, cast, length", [("rope", "bfloat16", 32_768), ("tape", "half", 8_192)])
+@pytest.mark.parametrize(
+    "encoding, cast, length", [("rope", "bfloat16", 32_768), ("tape", "half", 8_192)]
+)
 def test_no_cast_merges_positions(encoding, cast, length):
     """Frequencies in a buffer would be rounded by an engine's cast: 897 of 8,192 positions would stay distinct."""
     model = tiny_model(encoding=encoding, head_dim=64)
@@ -76,14 +92,20 @@ def test_a_compiled_forward_keeps_nothing_of_its_graph():
 
 
 def dynamic(**changes):
-    return registry.build(tiny_config(encoding="rope", head_dim=64, rope_parameters=DYNAMIC | changes))
+    return registry.build(
+        tiny_config(encoding="rope", head_dim=64, rope_parameters=DYNAMIC | changes)
+    )
 
 
 def published_start(length, places):
     """Cosines and sines at transformers' own dynamic frequencies for a text of ``length`` tokens."""
-    config = LlamaConfig(hidden_size=128, num_attention_heads=2, head_dim=64, rope_parameters=dict(DYNAMIC))
+    config = LlamaConfig(
+        hidden_size=128, num_attention_heads=2, head_dim=64, rope_parameters=dict(DYNAMIC)
+    )
     config.max_position_embeddings = WINDOW
-    frequencies, factor = ROPE_INIT_FUNCTIONS["dynamic"](config, torch.device("cpu"), seq_len=length)
+    frequencies, factor = ROPE_INIT_FUNCTIONS["dynamic"](
+        config, torch.device("cpu"), seq_len=length
+    )
     assert factor == 1.0
     angles = places[..., None].double() * frequencies.double()
     return torch.cat((angles.cos(), angles.sin()), dim=-1).float()[:, None]
@@ -94,7 +116,9 @@ def test_dynamic_angles_are_transformers_at_that_length(length):
     """Inside the window it is plain RoPE; the fp32 frequencies of transformers are off by 1e-7 of the angle."""
     encoding, places = dynamic(), torch.arange(length)[None]
     start = encoding.start(encoding.positions_for(places, text()))
-    torch.testing.assert_close(start, published_start(length, places), rtol=0, atol=1e-6 * max(length, 10))
+    torch.testing.assert_close(
+        start, published_start(length, places), rtol=0, atol=1e-6 * max(length, 10)
+    )
     plain = registry.build(tiny_config(encoding="rope", head_dim=64)).start(places[..., None])
     assert torch.equal(start, plain) == (length <= WINDOW)
 
@@ -128,7 +152,9 @@ def logits_with_the_base_of(model, prompt, ids):
 def test_the_prompt_fixes_the_base_while_decoding(cache, prompt):
     """Cached keys keep the angles they were rotated by: queries that came later must use the same base."""
     model, ids = tiny_model(encoding="rope dynamic"), tokens(2, 30)  # its window is 8
-    past = DynamicCache() if cache == "dynamic" else StaticCache(config=model.config, max_cache_len=32)
+    past = (
+        DynamicCache() if cache == "dynamic" else StaticCache(config=model.config, max_cache_len=32)
+    )
     parts = []
     with torch.no_grad():
         for start, stop in itertools.pairwise([0, prompt, prompt + 1, 25, 30]):
@@ -144,7 +170,9 @@ def test_an_empty_static_cache_has_no_length():
     encoding, places = dynamic(), torch.arange(70)[None]
     emptied = torch.zeros(1, 100, 2, dtype=torch.long)
     own = encoding.positions_for(places, text())
-    assert torch.equal(encoding.positions_for(places, text(offset=torch.tensor(0), past=emptied)), own)
+    assert torch.equal(
+        encoding.positions_for(places, text(offset=torch.tensor(0), past=emptied)), own
+    )
     kept = text(offset=torch.tensor(70), past=torch.cat((own, emptied[:, 70:]), dim=1))
     assert encoding.positions_for(torch.tensor([[70]]), kept).tolist() == [[[70, 70]]]
 
@@ -153,4 +181,8 @@ def test_an_empty_static_cache_has_no_length():
 def test_dynamic_scaling_takes_the_promises_back(name):
     config = tiny_config(encoding=name, rope_parameters=DYNAMIC)
     encoding = registry.build(config)
-    assert (encoding.translation_invariant, encoding.cache_exact, encoding.remembers) == (False, False, 2)
+    assert (encoding.translation_invariant, encoding.cache_exact, encoding.remembers) == (
+        False,
+        False,
+        2,
+    )

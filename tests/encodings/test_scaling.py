@@ -39,7 +39,10 @@ PARAMETERS = {
 
 def transformers_frequencies(parameters, head_size):
     config = LlamaConfig(
-        hidden_size=head_size * 2, num_attention_heads=2, head_dim=head_size, rope_parameters=dict(parameters)
+        hidden_size=head_size * 2,
+        num_attention_heads=2,
+        head_dim=head_size,
+        rope_parameters=dict(parameters),
     )
     if parameters["rope_type"] == "default":
         return LlamaRotaryEmbedding.compute_default_rope_parameters(config)
@@ -61,7 +64,9 @@ def test_frequencies_are_transformers(name, head_size, theta):
 
 @pytest.mark.parametrize("name", ["linear", "yarn", "llama3", "ntk"])
 def test_a_llama_computes_the_same_from_its_own_parameters(name):
-    parameters = {"ntk": {"rope_type": "ntk", "factor": 2.0}, **PARAMETERS}[name] | {"rope_theta": 1e4}
+    parameters = {"ntk": {"rope_type": "ntk", "factor": 2.0}, **PARAMETERS}[name] | {
+        "rope_theta": 1e4
+    }
     theirs, factor = transformers_frequencies(scaling.as_llama(parameters, 64), 64)
     mine, mine_factor = scaling.frequencies(parameters, 64)
     np.testing.assert_allclose(mine, theirs.double().numpy(), rtol=1e-6)
@@ -85,7 +90,11 @@ def test_a_llama_cannot_compute_these(name):
         (YARN | {"factor": "2"}, "factor", "not a number"),
         (YARN | {"factor": float("nan")}, "factor", "not a number"),
         (YARN | {"factor": 0}, "factor", "at least 1"),
-        (YARN | {"original_max_position_embeddings": 0}, "original_max_position_embeddings", "above 0"),
+        (
+            YARN | {"original_max_position_embeddings": 0},
+            "original_max_position_embeddings",
+            "above 0",
+        ),
         (YARN | {"truncate": "no"}, "truncate", "not a boolean"),
         ({"rope_type": "default", "rope_theta": 1}, "rope_theta", "above 1"),
     ],
@@ -100,7 +109,9 @@ def test_a_factor_that_is_asked_for_is_at_least_1():
     """A published model may have less."""
     (problem,) = scaling.check_factor(YARN | {"factor": 0.99})
     assert problem.field == "rope_parameters.factor" and "at least 1" in problem.remedy
-    assert scaling.check_factor(YARN | {"factor": 1.0}) == scaling.check(YARN | {"factor": 0.99}) == []
+    assert (
+        scaling.check_factor(YARN | {"factor": 1.0}) == scaling.check(YARN | {"factor": 0.99}) == []
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,9 @@ from tests.models.helpers import tiny_config
 def waves(place, width):
     """Channel 2i: the sine of n / 10000^(2i / D); channel 2i + 1: its cosine."""
     angles = [place / 10_000 ** (2 * (channel // 2) / width) for channel in range(width)]
-    return [math.cos(angle) if channel % 2 else math.sin(angle) for channel, angle in enumerate(angles)]
+    return [
+        math.cos(angle) if channel % 2 else math.sin(angle) for channel, angle in enumerate(angles)
+    ]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -22,7 +24,10 @@ def test_waves_are_added_once(dtype):
     places = torch.tensor([[0, 1, 500], [131_071, 3, 3]])
     x = torch.randn(2, 3, 32).to(dtype)
     mine = encoding.embed(x, places[..., None])
-    expected = x.double() + torch.tensor([[waves(place, 32) for place in row] for row in places.tolist()]).double()
+    expected = (
+        x.double()
+        + torch.tensor([[waves(place, 32) for place in row] for row in places.tolist()]).double()
+    )
     assert mine.dtype == dtype
     step = torch.finfo(torch.float32).eps if dtype == torch.float64 else torch.finfo(dtype).eps
     assert ((mine.double() - expected).abs() <= step / 2 * expected.abs() + 2e-7).all()

@@ -10,7 +10,18 @@ from tape_ds import encodings
 from tape_ds.encodings.t5 import buckets_by_distance
 from tests.models.helpers import tiny_model
 
-SIZES = [(2, 2), (2, 9), (3, 5), (4, 3), (8, 20), (32, 128), (33, 40), (64, 128), (64, 33), (64, 1000)]
+SIZES = [
+    (2, 2),
+    (2, 9),
+    (3, 5),
+    (4, 3),
+    (8, 20),
+    (32, 128),
+    (33, 40),
+    (64, 128),
+    (64, 33),
+    (64, 1000),
+]
 
 
 def bucket(distance, buckets, farthest):
@@ -36,7 +47,9 @@ def test_every_distance_has_its_bucket(buckets, farthest):
 def test_buckets_are_those_of_the_published_fp32_arithmetic(buckets, farthest):
     """At a border an fp32 logarithm may fall short of the whole number; at the sizes in use it does not."""
     r, exact = torch.arange(farthest + 50), buckets // 2
-    grown = exact + (torch.log(r.float() / exact) / math.log(farthest / exact) * (buckets - exact)).to(torch.long)
+    grown = exact + (
+        torch.log(r.float() / exact) / math.log(farthest / exact) * (buckets - exact)
+    ).to(torch.long)
     theirs = torch.where(r < exact, r, grown.clamp(max=buckets - 1)).numpy()
     mine = buckets_by_distance(buckets, farthest)
     np.testing.assert_array_equal(mine, theirs[: farthest + 1])
@@ -57,11 +70,15 @@ def test_the_bias_is_the_table_s_entry(heads):
             for s, m in enumerate(places):
                 expected = layer.table.weight[bucket(min(max(n - m, 0), 20), 8, 20), h]
                 assert block[0, h, t, s] == expected
-                one = bias.element(bias.query_marks[0, 0, t, 0], bias.key_marks[0, 0, s, 0], torch.tensor(h))
+                one = bias.element(
+                    bias.query_marks[0, 0, t, 0], bias.key_marks[0, 0, s, 0], torch.tensor(h)
+                )
                 assert one == expected
 
 
-@pytest.mark.parametrize("options, field", [({"buckets": 1}, "buckets"), ({"max_distance": 32}, "max_distance")])
+@pytest.mark.parametrize(
+    "options, field", [({"buckets": 1}, "buckets"), ({"max_distance": 32}, "max_distance")]
+)
 def test_tables_without_room_for_both_halves_are_refused(options, field):
     (problem,) = encodings.check_options("t5", options)
     assert problem.field == f"position_options.{field}"

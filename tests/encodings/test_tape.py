@@ -109,7 +109,9 @@ def written_out(layer, q, k, v, start, e, y):
         carried.append(A @ e[:, g])
     if layer.attend is not None:
         moved = torch.stack(carried, 1)
-        e = e + attention_update(layer, with_modulus_of(start, moved) if layer.unit_attended else moved, G)
+        e = e + attention_update(
+            layer, with_modulus_of(start, moved) if layer.unit_attended else moved, G
+        )
     if layer.gate is not None:
         e = e + feed_forward(layer, e, y)
     return torch.stack(out, 1), with_modulus_of(start, e) if layer.unit else e
@@ -127,14 +129,21 @@ def as_the_model_does(layer, q, k, v, start, state, y):
 @pytest.mark.parametrize("first", [True, False], ids=["first layer", "later layer"])
 @pytest.mark.parametrize(
     "heads, encoding",
-    [*(("gqa", name) for name in UPDATES), ("mha", "tape scale"), ("mqa", "tape unit"), ("mqa", "tape flattened")],
+    [
+        *(("gqa", name) for name in UPDATES),
+        ("mha", "tape scale"),
+        ("mqa", "tape unit"),
+        ("mqa", "tape flattened"),
+    ],
 )
 def test_a_layer_is_its_definition(heads, encoding, first):
     """Forward and every gradient, in fp64, where only a wrong formula can differ."""
     layer = tiny_model(heads, encoding).model.layers[0].position.double()
     H, G, C = *HEADS[heads].values(), layer.columns
     shapes = ((B, H, T, K), (B, G, T, K), (B, G, T, K), (B, G, T, C), (B, T, 32))
-    q, k, v, state, y = (torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
+    q, k, v, state, y = (
+        torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in shapes
+    )
     start = torch.randn(B, 1, T, C, dtype=torch.float64)
     if first:
         state = None
@@ -144,7 +153,9 @@ def test_a_layer_is_its_definition(heads, encoding, first):
     leaves = [x for x in (q, k, v, state, y, *layer.parameters()) if x is not None]
     for a, b in zip(mine, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
-    gradients = (torch.autograd.grad(x, leaves, directions, allow_unused=True) for x in (mine, theirs))
+    gradients = (
+        torch.autograd.grad(x, leaves, directions, allow_unused=True) for x in (mine, theirs)
+    )
     for a, b in zip(*gradients, strict=True):
         assert (a is None) == (b is None)
         if a is not None:
@@ -184,9 +195,15 @@ def test_adapters_that_take_every_linear_layer_leave_the_updates_alone():
 @pytest.mark.parametrize("start, form", [("yarn", "tensorial"), ("rope", "flattened")])
 def test_every_pair_keeps_its_modulus_through_thirty_trained_layers(start, form):
     """In bf16, where what is stored is rounded in every layer: the error is that of one rounding, not of thirty."""
-    angles = {"rope_parameters": tiny_config(encoding="yarn").rope_parameters} if start == "yarn" else {}
+    angles = (
+        {"rope_parameters": tiny_config(encoding="yarn").rope_parameters} if start == "yarn" else {}
+    )
     options = {"state_norm": "unit", "form": form, "rank": 5}
-    model = tiny_model("gqa", "tape", position_options=options, num_hidden_layers=31, **angles).bfloat16().train()
+    model = (
+        tiny_model("gqa", "tape", position_options=options, num_hidden_layers=31, **angles)
+        .bfloat16()
+        .train()
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(2):
         model(ids := tokens(2, 24), labels=ids).loss.backward()
@@ -197,15 +214,20 @@ def test_every_pair_keeps_its_modulus_through_thirty_trained_layers(start, form)
     with torch.no_grad():
         for layer in model.model.layers:
             layer.register_forward_pre_hook(
-                lambda _, given, named: seen.append((named["inputs"].start, given[1])), with_kwargs=True
+                lambda _, given, named: seen.append((named["inputs"].start, given[1])),
+                with_kwargs=True,
             )
         model(tokens(2, 40))
     for start, state in seen[1:]:
-        pairs, own = ((x.unflatten(-1, (2, -1))) for x in (start.float() + state.float(), start.float()))
+        pairs, own = (
+            (x.unflatten(-1, (2, -1))) for x in (start.float() + state.float(), start.float())
+        )
         length = state.float().unflatten(-1, (2, -1)).norm(dim=-2)
         off = (pairs.norm(dim=-2) - own.norm(dim=-2)).abs()
         assert (off <= torch.finfo(torch.bfloat16).eps * length + 1e-6).all()
-    assert seen[-1][1].float().norm() > 0.2 * seen[-1][0].expand_as(seen[-1][1]).norm(), "states have turned"
+    assert seen[-1][1].float().norm() > 0.2 * seen[-1][0].expand_as(seen[-1][1]).norm(), (
+        "states have turned"
+    )
 
 
 def test_a_state_that_stays_a_rotation_begins_as_the_llama():
@@ -217,7 +239,9 @@ def test_a_state_that_stays_a_rotation_begins_as_the_llama():
         other.load_state_dict({name: own[name] for name in other.state_dict()})
     ids = tokens(2, 13)
     assert torch.equal(model(ids).logits, plain(ids).logits)
-    torch.testing.assert_close(model(ids).logits, rope(ids).logits, rtol=0, atol=rounding(model, ids))
+    torch.testing.assert_close(
+        model(ids).logits, rope(ids).logits, rtol=0, atol=rounding(model, ids)
+    )
 
 
 @pytest.mark.parametrize(

@@ -15,22 +15,49 @@ HEAD = 64
 LENGTH, WINDOW = "max_position_embeddings", "original_max_position_embeddings"
 LINEAR = {"type": "linear", "factor": 4.0}
 YARN = {"rope_type": "yarn", "factor": 4.0}
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, WINDOW: 8192, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    WINDOW: 8192,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
 
 # What published models name: rope_scaling of config.json, its other fields, and what the weights know by it.
 BASES = {
     "unscaled": ({}, {LENGTH: 4096}, 4096, 4096),
     "larger theta": ({}, {LENGTH: 32768, "rope_theta": 1e6}, 32768, 32768),
-    "linear, window named": ({"rope_type": "linear", "factor": 4.0, WINDOW: 4096}, {LENGTH: 16384}, 16384, 4096),
+    "linear, window named": (
+        {"rope_type": "linear", "factor": 4.0, WINDOW: 4096},
+        {LENGTH: 16384},
+        16384,
+        4096,
+    ),
     "linear, Vicuna": (LINEAR, {LENGTH: 4096, "max_sequence_length": 16384}, 16384, 4096),
-    "linear, long length named": (LINEAR, {LENGTH: 16384, "max_sequence_length": 16384}, 16384, 4096),
+    "linear, long length named": (
+        LINEAR,
+        {LENGTH: 16384, "max_sequence_length": 16384},
+        16384,
+        4096,
+    ),
     "linear, open": (LINEAR, {LENGTH: 16384}, 16384, None),
     "dynamic": ({"type": "dynamic", "factor": 2.0}, {LENGTH: 4096}, 4096, 4096),
     "yarn": ({**YARN, WINDOW: 32768}, {LENGTH: 131072, "rope_theta": 1e6}, 131072, 32768),
-    "yarn, first length kept": ({**YARN, WINDOW: 32768}, {LENGTH: 32768, "rope_theta": 1e6}, 131072, 32768),
+    "yarn, first length kept": (
+        {**YARN, WINDOW: 32768},
+        {LENGTH: 32768, "rope_theta": 1e6},
+        131072,
+        32768,
+    ),
     "yarn, window outside": (YARN, {LENGTH: 64, WINDOW: 16}, 64, 16),
     "yarn, open": (YARN, {LENGTH: 16384}, 16384, None),
-    "llama3": (LLAMA3, {LENGTH: 131072, "rope_theta": 5e5}, 131072, 16384),  # trained to twice 8 x 8,192
+    # trained to twice 8 x 8,192
+    "llama3": (
+        LLAMA3,
+        {LENGTH: 131072, "rope_theta": 5e5},
+        131072,
+        16384,
+    ),
     "yarn x1": ({"rope_type": "yarn", "factor": 1.0, WINDOW: 4096}, {LENGTH: 4096}, 4096, 4096),
 }
 
@@ -38,11 +65,20 @@ BASES = {
 def content(name, form=4):
     """A Llama's ``config.json`` in the form of transformers 4 or 5."""
     rope, fields, *_ = BASES[name]
-    sizes = {"hidden_size": 2 * HEAD, "num_attention_heads": 2, "intermediate_size": 8, "num_hidden_layers": 1}
+    sizes = {
+        "hidden_size": 2 * HEAD,
+        "num_attention_heads": 2,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+    }
     config = {"model_type": "llama", "vocab_size": 8, **sizes, "rope_theta": 1e4, **fields}
     if form == 4:
         return {**config, "rope_scaling": rope or None}
-    rope = {"rope_type": rope.get("type", "default"), **rope, "rope_theta": config.pop("rope_theta")}
+    rope = {
+        "rope_type": rope.get("type", "default"),
+        **rope,
+        "rope_theta": config.pop("rope_theta"),
+    }
     return {**config, "rope_parameters": rope}
 
 
@@ -52,7 +88,9 @@ def own(name):
 
 def angles(rope_type, theta, factor=1.0, window=None):
     """Frequencies by the papers' formulas, of a text within the window."""
-    return np.array([FORMULAS[rope_type](theta, j, HEAD, factor, window or 1, 0) for j in range(HEAD // 2)])
+    return np.array(
+        [FORMULAS[rope_type](theta, j, HEAD, factor, window or 1, 0) for j in range(HEAD // 2)]
+    )
 
 
 @pytest.mark.parametrize("name", BASES)
@@ -73,16 +111,35 @@ def of_unscaled(theta, window):
     """Twice the native length by each type, from angles that are unscaled within the window."""
     factor = {name: (name, theta, 2.0) for name in ("linear", "ntk")}
     from_window = {name: (name, theta, 2.0, window) for name in ("yarn", "yarn_revised")}
-    return {**factor, **from_window, "dynamic": ("dynamic", theta, 1.0, 1), "theta": ("default", 1e7)}
+    return {
+        **factor,
+        **from_window,
+        "dynamic": ("dynamic", theta, 1.0, 1),
+        "theta": ("default", 1e7),
+    }
 
 
 # By base: for what is asked, the formula of the extension to twice the native length; refused otherwise.
 EXTENDED = {
-    "unscaled": {**of_unscaled(1e4, 4096), "auto": ("yarn", 1e4, 2.0, 4096), "nothing": ("default", 1e4)},
-    "larger theta": {**of_unscaled(1e6, 32768), "auto": ("yarn", 1e6, 2.0, 32768), "nothing": ("default", 1e6)},
+    "unscaled": {
+        **of_unscaled(1e4, 4096),
+        "auto": ("yarn", 1e4, 2.0, 4096),
+        "nothing": ("default", 1e4),
+    },
+    "larger theta": {
+        **of_unscaled(1e6, 32768),
+        "auto": ("yarn", 1e6, 2.0, 32768),
+        "nothing": ("default", 1e6),
+    },
     # transformers' dynamic leaves texts within its window unscaled, and a factor of 1 scales nothing
-    "dynamic": {**of_unscaled(1e4, 4096), **dict.fromkeys(("auto", "nothing"), ("dynamic", 1e4, 1.0, 1))},
-    "yarn x1": {**of_unscaled(1e4, 4096), **dict.fromkeys(("auto", "nothing"), ("yarn", 1e4, 2.0, 4096))},
+    "dynamic": {
+        **of_unscaled(1e4, 4096),
+        **dict.fromkeys(("auto", "nothing"), ("dynamic", 1e4, 1.0, 1)),
+    },
+    "yarn x1": {
+        **of_unscaled(1e4, 4096),
+        **dict.fromkeys(("auto", "nothing"), ("yarn", 1e4, 2.0, 4096)),
+    },
 }
 GROWN = {
     "linear, window named": ("linear", 1e4, 8.0),
@@ -93,9 +150,14 @@ GROWN = {
     "yarn, window outside": ("yarn", 1e4, 8.0, 16),
     "llama3": ("llama3", 5e5, 16.0, 8192),
 }
-EXTENDED |= {name: dict.fromkeys((formula[0], "auto", "nothing"), formula) for name, formula in GROWN.items()}
+EXTENDED |= {
+    name: dict.fromkeys((formula[0], "auto", "nothing"), formula) for name, formula in GROWN.items()
+}
 ASKED = {
-    **{name: {"rope_type": name} for name in ("linear", "ntk", "dynamic", "yarn", "yarn_revised", "auto")},
+    **{
+        name: {"rope_type": name}
+        for name in ("linear", "ntk", "dynamic", "yarn", "yarn_revised", "auto")
+    },
     "theta": {"rope_type": "default", "rope_theta": 1e7},
     "llama3": {"rope_type": "llama3"},
     "nothing": {},
@@ -122,9 +184,14 @@ def test_an_extension_has_these_frequencies_or_is_refused(name, asked):
 @pytest.mark.parametrize("inside", [True, False])
 def test_a_base_frequency_is_named_where_config_json_has_it(inside):
     """One outside of ``rope_scaling`` was named as one inside."""
-    scaled = {"rope_type": "linear", "factor": 4.0, WINDOW: 4096} | ({"rope_theta": 0.5} if inside else {})
+    scaled = {"rope_type": "linear", "factor": 4.0, WINDOW: 4096} | (
+        {"rope_theta": 0.5} if inside else {}
+    )
     config = {LENGTH: 16384, "rope_scaling": scaled} | ({} if inside else {"rope_theta": 0.5})
-    with pytest.raises(UserError, match=r"has rope_scaling\.rope_theta = 0.5" if inside else r"has rope_theta = 0.5"):
+    with pytest.raises(
+        UserError,
+        match=r"has rope_scaling\.rope_theta = 0.5" if inside else r"has rope_theta = 0.5",
+    ):
         trained_rope.read(config, "model")
 
 
@@ -136,7 +203,10 @@ def test_a_longrope_keeps_its_own_parameters():
     assert list(trained_rope.check_change(rope, {"rope_type": "auto", WINDOW: 4096}, 131072)) == []
     for key, value in ((WINDOW, 8192), ("factor", 64.0)):
         (problem,) = trained_rope.check_change(rope, {"rope_type": "auto", key: value}, 131072)
-        assert (problem.field, problem.remedy) == (f"rope_parameters.{key}", f"rope_parameters.{key}: null")
+        assert (problem.field, problem.remedy) == (
+            f"rope_parameters.{key}",
+            f"rope_parameters.{key}: null",
+        )
 
 
 def test_the_length_that_config_json_leaves_open_is_asked_for():
@@ -148,7 +218,8 @@ def test_the_length_that_config_json_leaves_open_is_asked_for():
         answer = {"rope_type": "linear", WINDOW: window}
         assert not list(trained_rope.check_change(rope, answer, target))
         assert trained_rope.extended(rope, answer, target)["factor"] == factor
-    assert not list(trained_rope.check_change(rope, {"rope_type": "linear"}, 16384))  # nothing to extend
+    # nothing to extend
+    assert not list(trained_rope.check_change(rope, {"rope_type": "linear"}, 16384))
 
 
 def test_yarn_without_a_window_is_asked_for_in_config_json():
@@ -177,7 +248,9 @@ def test_yarn_without_a_window_is_asked_for_in_config_json():
 )
 def test_values_that_the_base_contradicts_are_refused(name, change, field):
     rope = own(name)
-    fields = [problem.field for problem in trained_rope.check_change(rope, change, 2 * rope.native_length)]
+    fields = [
+        problem.field for problem in trained_rope.check_change(rope, change, 2 * rope.native_length)
+    ]
     assert f"rope_parameters.{field}" in fields
 
 
@@ -191,24 +264,40 @@ def test_a_model_extended_twice_counts_from_its_first_window():
     ntk = trained_rope.extended(own("unscaled"), {"rope_type": "ntk"}, 16384)
     again = trained_rope.read({**config, "model_type": "tape", "rope_scaling": ntk}, "again")
     found, _ = scaling.frequencies(trained_rope.extended(again, {"rope_type": "yarn"}, 65536), HEAD)
-    np.testing.assert_allclose(found, angles("yarn", 1e4 * 4 ** (HEAD / (HEAD - 2)), 4.0, 16384), rtol=1e-13)
-    np.testing.assert_allclose(scaling.frequencies(ntk, HEAD)[0], angles("default", again.unscaled_theta), rtol=1e-13)
+    np.testing.assert_allclose(
+        found, angles("yarn", 1e4 * 4 ** (HEAD / (HEAD - 2)), 4.0, 16384), rtol=1e-13
+    )
+    np.testing.assert_allclose(
+        scaling.frequencies(ntk, HEAD)[0], angles("default", again.unscaled_theta), rtol=1e-13
+    )
 
 
 @pytest.mark.parametrize(
     "keys, attention",
     [
         ({}, 0.1 * math.log(4) + 1),
-        ({"attn_factor": 0.8782488562869419}, 1.0),  # DeepSeek-R1-0528-Qwen3-8B: times the default, by vLLM
-        ({"mscale": 0.707, "mscale_all_dim": 1.0}, (0.0707 * math.log(4) + 1) / (0.1 * math.log(4) + 1)),
+        # DeepSeek-R1-0528-Qwen3-8B: times the default, by vLLM
+        (
+            {"attn_factor": 0.8782488562869419},
+            1.0,
+        ),
+        (
+            {"mscale": 0.707, "mscale_all_dim": 1.0},
+            (0.0707 * math.log(4) + 1) / (0.1 * math.log(4) + 1),
+        ),
         ({"mscale": 1.0, "mscale_all_dim": 0}, 0.1 * math.log(4) + 1),
         ({"attention_factor": 1.25}, 1.25),
-        ({"finetuned": True, "extrapolation_factor": 1.0, "beta_fast": None}, 0.1 * math.log(4) + 1),
+        (
+            {"finetuned": True, "extrapolation_factor": 1.0, "beta_fast": None},
+            0.1 * math.log(4) + 1,
+        ),
     ],
 )
 def test_other_names_for_yarns_attention_factor_are_read(keys, attention):
     config = content("yarn")
-    rope = trained_rope.read({**config, "rope_scaling": {**config["rope_scaling"], **keys}}, "model")
+    rope = trained_rope.read(
+        {**config, "rope_scaling": {**config["rope_scaling"], **keys}}, "model"
+    )
     assert scaling.frequencies(rope.parameters, HEAD)[1] == pytest.approx(attention, rel=1e-9)
     assert trained_rope.read({**config, "rope_scaling": rope.parameters}, "model") == rope
 
@@ -243,9 +332,14 @@ def test_what_transformers_computes_is_no_mistake():
     step["rope_scaling"] = {**LLAMA3, "low_freq_factor": 4.0}
     for config, key, value in ((kimi, "beta_slow", 1.0), (step, "low_freq_factor", 4.0)):
         rope = trained_rope.read(config, "model")
-        assert rope.parameters[key] == value and not list(trained_rope.check_change(rope, {}, 2 * rope.native_length))
+        assert rope.parameters[key] == value and not list(
+            trained_rope.check_change(rope, {}, 2 * rope.native_length)
+        )
     turned = {"rope_type": "yarn", "beta_slow": 2.0}  # not the model's own
-    fields = [each.field for each in trained_rope.check_change(trained_rope.read(kimi, "kimi"), turned, 262144)]
+    fields = [
+        each.field
+        for each in trained_rope.check_change(trained_rope.read(kimi, "kimi"), turned, 262144)
+    ]
     assert fields == ["rope_parameters.beta_slow"]
 
 
@@ -269,8 +363,20 @@ def test_parameters_of_another_type_are_passed_over_as_in_transformers(base, key
 
 
 def hunyuan(**changes):
-    block = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0}
-    return {**content("unscaled"), "model_type": "hunyuan_v1_dense", "rope_scaling": block, **changes}
+    block = {
+        "type": "dynamic",
+        "alpha": 1000.0,
+        "factor": 1.0,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 1.0,
+    }
+    return {
+        **content("unscaled"),
+        "model_type": "hunyuan_v1_dense",
+        "rope_scaling": block,
+        **changes,
+    }
 
 
 def test_hunyuan_s_alpha_makes_a_fixed_base():
@@ -278,10 +384,14 @@ def test_hunyuan_s_alpha_makes_a_fixed_base():
     base = 1e4 * 1000 ** (HEAD / (HEAD - 2))
     rope = trained_rope.read(hunyuan(), "hunyuan")
     assert (rope.type, rope.native_length, rope.is_scaled) == ("default", 4096, False)
-    np.testing.assert_allclose(scaling.frequencies(rope.parameters, HEAD)[0], angles("default", base), rtol=1e-13)
+    np.testing.assert_allclose(
+        scaling.frequencies(rope.parameters, HEAD)[0], angles("default", base), rtol=1e-13
+    )
     assert "alpha 1000" in trained_rope.described_change(rope, {}, 8192)
     found = trained_rope.extended(rope, {"rope_type": "auto"}, 8192)
-    np.testing.assert_allclose(scaling.frequencies(found, HEAD)[0], angles("yarn", base, 2.0, 4096), rtol=1e-13)
+    np.testing.assert_allclose(
+        scaling.frequencies(found, HEAD)[0], angles("yarn", base, 2.0, 4096), rtol=1e-13
+    )
     without = trained_rope.read(hunyuan(rope_scaling={"type": "dynamic", "factor": 2.0}), "hunyuan")
     assert (without.type, without.factor) == ("dynamic", 2.0)
 
@@ -293,18 +403,32 @@ def test_the_alpha_of_another_family_can_be_written_as_its_base():
     (problem,) = [each for each in refused.value.problems if "alpha" in each.wrong]
     base = 1e4 * 1000 ** (HEAD / (HEAD - 2))
     assert f'"rope_theta": {base:.10g}' in problem.remedy
-    rope = trained_rope.read(hunyuan(model_type="llama", rope_scaling=None, rope_theta=base), "model")
-    np.testing.assert_allclose(scaling.frequencies(rope.parameters, HEAD)[0], angles("default", base), rtol=1e-13)
+    rope = trained_rope.read(
+        hunyuan(model_type="llama", rope_scaling=None, rope_theta=base), "model"
+    )
+    np.testing.assert_allclose(
+        scaling.frequencies(rope.parameters, HEAD)[0], angles("default", base), rtol=1e-13
+    )
 
 
 @pytest.mark.parametrize(
     "change, remedy",
     [
-        ({LENGTH: 12288.0}, '"max_position_embeddings": 12288'),  # LLaMA-Factory's, with transformers 4
+        # LLaMA-Factory's, with transformers 4
+        (
+            {LENGTH: 12288.0},
+            '"max_position_embeddings": 12288',
+        ),
         ({LENGTH: "4096"}, '"max_position_embeddings": 4096'),
         ({"rope_scaling": {"type": "su", "factor": 2.0}}, "llama3, longrope, ntk"),
-        ({"rope_scaling": {"type": "linear", "factor": "two"}}, "what the weights were trained with"),
-        ({"rope_scaling": {"type": "linear", "ratio": 2.0, "factor": 2.0}}, "the terms of linear: factor"),
+        (
+            {"rope_scaling": {"type": "linear", "factor": "two"}},
+            "what the weights were trained with",
+        ),
+        (
+            {"rope_scaling": {"type": "linear", "ratio": 2.0, "factor": 2.0}},
+            "the terms of linear: factor",
+        ),
     ],
 )
 def test_a_remedy_states_what_was_trained_and_takes_nothing_away(change, remedy):
@@ -336,12 +460,24 @@ def test_parameters_that_no_class_can_compute_with_are_refused(model_type, chang
 
 
 @pytest.mark.parametrize(
-    "change", [{"hidden_size": [1, 2]}, {"num_attention_heads": {"a": 1}}, {"head_dim": "64"}, {"hidden_size": True}]
+    "change",
+    [
+        {"hidden_size": [1, 2]},
+        {"num_attention_heads": {"a": 1}},
+        {"head_dim": "64"},
+        {"hidden_size": True},
+    ],
 )
 def test_a_size_that_is_no_number_is_refused_by_name(change):
     """A dry run, which asks no class of transformers about a Llama, ended in a traceback."""
     ((key, value),) = change.items()
-    config = {**content("yarn"), "hidden_size": 256, "num_attention_heads": 4, "head_dim": None, **change}
+    config = {
+        **content("yarn"),
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "head_dim": None,
+        **change,
+    }
     with pytest.raises(UserError) as refused:
         trained_rope.read(config, "model")
     assert refused.value.problems[0].wrong == f"its config.json has {key} = {value!r}, not a number"
@@ -378,7 +514,8 @@ def test_vllm_s_factor_in_another_family_is_asked_for():
         {"rope_interleaved": False},
         {"partial_rotary_factor": 1.0},
         {WINDOW: 8192},
-        {"rope_parameters": {**BASES["llama3"][0], "rope_theta": 5e5}},  # as exported folders have both forms
+        # as exported folders have both forms
+        {"rope_parameters": {**BASES["llama3"][0], "rope_theta": 5e5}},
     ],
 )
 def test_a_setting_without_effect_is_none(harmless):
@@ -391,7 +528,11 @@ def test_a_setting_without_effect_is_none(harmless):
         # transformers takes the field outside, its older versions the one inside
         ("yarn", {WINDOW: 8192}, WINDOW),
         # transformers takes rope_scaling whole, and so 10,000
-        ("unscaled", {"rope_scaling": {"type": "linear", "factor": 4.0}, "rope_theta": None}, "rope_theta"),
+        (
+            "unscaled",
+            {"rope_scaling": {"type": "linear", "factor": 4.0}, "rope_theta": None},
+            "rope_theta",
+        ),
     ],
 )
 def test_fields_of_config_json_that_disagree_are_refused(name, change, key):

@@ -13,7 +13,10 @@ def scores(places, dtype=torch.float32, **changes):
     config = tiny_config("mha", "xpos", **changes)
     encoding, layer = registry.build(config), registry.build_layer(config, 0)
     generator = torch.Generator().manual_seed(1)
-    q, k = (torch.randn(1, 4, 1, 8, generator=generator).expand(-1, -1, len(places), -1) for _ in range(2))
+    q, k = (
+        torch.randn(1, 4, 1, 8, generator=generator).expand(-1, -1, len(places), -1)
+        for _ in range(2)
+    )
     start = encoding.start(torch.tensor(places)[None, :, None])
     q, k = layer.rotate(q.to(dtype), k.to(dtype), start, None)
     assert q.dtype == k.dtype == dtype
@@ -29,7 +32,9 @@ def test_the_decay_is_the_paper_s():
     q, k = torch.randn(1, 4, 2, 8), torch.randn(1, 4, 2, 8)
     turned_q, turned_k = layer.rotate(q, k, start, None)
     mine = (turned_q[0, :, 0] * turned_k[0, :, 1]).sum(-1)
-    decay = torch.tensor([((2 * j + 0.4 * 8) / (1.4 * 8)) ** ((5000 - 10) / 2048) for j in range(4)])
+    decay = torch.tensor(
+        [((2 * j + 0.4 * 8) / (1.4 * 8)) ** ((5000 - 10) / 2048) for j in range(4)]
+    )
     expected = (q[0, :, 0] * k[0, :, 1] * torch.cat((decay, decay))).sum(-1)
     torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)
 
@@ -38,14 +43,18 @@ def test_the_decay_is_the_paper_s():
 def test_the_window_decides_no_score(window):
     """Positions count from its middle only to keep the factors near 1."""
     places = [0, 7, 20, 50]
-    torch.testing.assert_close(scores(places, max_position_embeddings=window), scores(places), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        scores(places, max_position_embeddings=window), scores(places), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_positions_beyond_fp32_are_refused():
     """The factors would become 0 and infinity, and every later logit NaN."""
     model, ids = tiny_model(encoding="xpos"), tokens(1, 2)
     assert model(ids, position_ids=torch.tensor([[0, FARTHEST + 32]])).logits.isfinite().all()
-    with pytest.raises(ValueError, match=f"position {FARTHEST + 33} is more than {FARTHEST} from the middle"):
+    with pytest.raises(
+        ValueError, match=f"position {FARTHEST + 33} is more than {FARTHEST} from the middle"
+    ):
         model(ids, position_ids=torch.tensor([[0, FARTHEST + 33]]))
 
 
@@ -67,7 +76,9 @@ def test_half_precision_rounds_once(dtype):
     mine = layer.rotate(q.to(dtype), k.to(dtype), start, None)
     exact = layer.rotate(q.to(dtype).double(), k.to(dtype).double(), start, None)
     for half, truth in zip(mine, exact, strict=True):
-        assert ((half.double() - truth).abs() <= torch.finfo(dtype).eps / 2 * truth.abs() + 1e-6).all()
+        assert (
+            (half.double() - truth).abs() <= torch.finfo(dtype).eps / 2 * truth.abs() + 1e-6
+        ).all()
 
 
 def test_fp16_is_refused_where_its_range_ends():

@@ -14,7 +14,12 @@ _SCALED = {
     "llama3": {**_UNNAMED, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0},
     "longrope": {**_UNNAMED, "rope_type": "longrope", "short_factor": _ONE, "long_factor": _ONE},
     "yarn_attention": {**_YARN, "attention_factor": 1.0},
-    "yarn_attention_twice": {**_YARN, "attention_factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+    "yarn_attention_twice": {
+        **_YARN,
+        "attention_factor": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    },
     "yarn_other_attention": {**_YARN, "attn_factor": 0.8},
     "yarn_betas": {**_YARN, "beta_fast": 8, "beta_slow": 1},
     "yarn_betas_unnamed": _UNNAMED,
@@ -33,5 +38,8 @@ def config_with(trait, family="llama"):
     if trait != "older_keys_only":
         config["rope_parameters"] = {**scaled, "rope_theta": 5e5}
     if trait != "rope_parameters_only":
-        config |= {"rope_theta": 5e5, "rope_scaling": None if trait == "unscaled" else copy.deepcopy(scaled)}
+        config |= {
+            "rope_theta": 5e5,
+            "rope_scaling": None if trait == "unscaled" else copy.deepcopy(scaled),
+        }
     return config

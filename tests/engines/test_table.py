@@ -27,7 +27,9 @@ def test_an_example_has_its_trait(trait):
     assert trait in forms.form_of(config_with(trait)).traits
 
 
-@pytest.mark.parametrize(("engine", "family", "trait"), WRONG, ids=["-".join(each) for each in WRONG])
+@pytest.mark.parametrize(
+    ("engine", "family", "trait"), WRONG, ids=["-".join(each) for each in WRONG]
+)
 def test_a_cell_that_is_silently_wrong_is_warned_of_at_export(engine, family, trait, capsys):
     config = config_with(trait, family)
     assert trait in forms.form_of(config).traits
@@ -47,7 +49,10 @@ def test_a_cell_that_needs_a_flag_is_named_at_export_with_the_flag(engine, famil
     verdict = table.computed(engine, config)
     export.print_engines(config, [])
     assert verdict.result == "flag" and verdict.says
-    assert f"\n  {verdict.engine.label} computes it with {' and '.join(verdict.says)}\n" in capsys.readouterr().out
+    assert (
+        f"\n  {verdict.engine.label} computes it with {' and '.join(verdict.says)}\n"
+        in capsys.readouterr().out
+    )
     assert table.check_served("--check", [engine], config) == []
 
 
@@ -62,8 +67,13 @@ def test_every_cell_names_what_it_says():
 
 
 def test_a_scaling_without_a_cell_was_not_tried():
-    config = {"model_type": "llama", "rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}}
-    verdict = table.computed("lmdeploy", config | {"rope_theta": 1e4, "rope_scaling": {"rope_type": "proportional"}})
+    config = {
+        "model_type": "llama",
+        "rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4},
+    }
+    verdict = table.computed(
+        "lmdeploy", config | {"rope_theta": 1e4, "rope_scaling": {"rope_type": "proportional"}}
+    )
     assert (verdict.result, verdict.says) == ("untried", ("proportional",))
     assert table.computed("lmdeploy", config_with("yarn", "mpt")).says == ("the model type 'mpt'",)
 
@@ -100,10 +110,18 @@ def test_a_folder_with_its_own_code_is_refused_by_all():
 
 def test_the_form_that_most_engines_read():
     """YaRN with a rounded ramp and its length, bounds and factor on attention left out; and a changed base."""
-    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 256}
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "original_max_position_embeddings": 256,
+    }
     content = {"model_type": "llama", "max_position_embeddings": 1024}
     readers = {"vllm", "sglang", "mlx-lm", "openvino", "llama.cpp"}
-    for rope_parameters, more in ((rope, set()), ({"rope_type": "default", "rope_theta": 5e5}, {"lmdeploy"})):
+    for rope_parameters, more in (
+        (rope, set()),
+        ({"rope_type": "default", "rope_theta": 5e5}, {"lmdeploy"}),
+    ):
         config = config_json._spelled_twice(content, rope_parameters)
         right = {each.engine.name for each in table.verdicts(config) if each.result == "right"}
         assert readers | more <= right

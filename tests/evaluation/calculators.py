@@ -39,7 +39,8 @@ class Answers(nn.Module):
     def __init__(self, tokenizer, answer):
         super().__init__()
         self.tokenizer = tokenizer
-        self.table = nn.Embedding(len(tokenizer) + 1, len(tokenizer) + 1)  # one more than there are letters
+        # one more than there are letters
+        self.table = nn.Embedding(len(tokenizer) + 1, len(tokenizer) + 1)
         nn.init.eye_(self.table.weight)
         self.answer = answer
         self.batches = []
@@ -50,7 +51,10 @@ class Answers(nn.Module):
         prompts = [text.partition("=")[0] + "=" for text in texts]
         self.batches.append(prompts)
         said_BT = torch.full_like(input_ids, PAD)
-        replies = [[*self.tokenizer.convert_tokens_to_ids(list(text)), EOS] for text in self.answer(prompts)]
+        replies = [
+            [*self.tokenizer.convert_tokens_to_ids(list(text)), EOS]
+            for text in self.answer(prompts)
+        ]
         for row, prompt, ids in zip(said_BT, prompts, replies, strict=True):
             room = len(row) - len(prompt) + 1
             row[len(prompt) - 1 :][: len(ids)] = torch.tensor(ids[:room])

@@ -23,7 +23,11 @@ class Found:
     device = torch.device("cpu")
 
     def about(self):
-        return {"address": self.name_or_path, "sha256": "0" * 64, "native_length": self.known_length}
+        return {
+            "address": self.name_or_path,
+            "sha256": "0" * 64,
+            "native_length": self.known_length,
+        }
 
     def tokenizer(self):
         return self.model.tokenizer

@@ -41,7 +41,9 @@ def write_data(root: Path, items: int, seed: int = 0) -> None:
     """Every data set below ``root``, ``items`` questions a split."""
     draw = random.Random(seed)
     for subject in SUBJECTS.values():
-        _write(root / "cais/mmlu", subject, {split: _mmlu(draw, items) for split in ("test", "dev")})
+        _write(
+            root / "cais/mmlu", subject, {split: _mmlu(draw, items) for split in ("test", "dev")}
+        )
     for config in ("ARC-Challenge", "ARC-Easy"):
         splits = {split: _arc(draw, max(items, 30)) for split in ("train", "validation", "test")}
         _write(root / "allenai/ai2_arc", config, splits)
@@ -53,7 +55,11 @@ def redirected(real, root: Path):
     def load_dataset(path, name=None, **kwargs):
         local = root / path
         kwargs["cache_dir"] = str(root / "cache")
-        return real(str(local), name or "default", **kwargs) if local.is_dir() else real(path, name, **kwargs)
+        return (
+            real(str(local), name or "default", **kwargs)
+            if local.is_dir()
+            else real(path, name, **kwargs)
+        )
 
     return load_dataset
 
@@ -62,7 +68,10 @@ def is_true(context: str, continuation: str) -> bool:
     """Whether ``continuation`` makes the last sum of the text right."""
     options = re.findall(r"^([A-D])\. (\d+)$", context[context.rfind(" plus ") :], re.MULTILINE)
     if options:
-        context, continuation = context[: context.rfind("\nA. ")], dict(options)[continuation.strip()]
+        context, continuation = (
+            context[: context.rfind("\nA. ")],
+            dict(options)[continuation.strip()],
+        )
     sums = re.findall(r"(\d+) plus (\d+)[^\d]+(\d+)", f"{context} {continuation}")
     right = int(sums[-1][0]) + int(sums[-1][1]) == int(sums[-1][2])
     return right == (continuation.strip() != "no")
@@ -101,7 +110,10 @@ def _write(folder: Path, config: str | None, splits: dict) -> None:
 
 
 def _files(folder: Path) -> list[dict[str, str]]:
-    return [{"split": file.stem, "path": f"{folder.name}/{file.name}"} for file in sorted(folder.glob("*.jsonl"))]
+    return [
+        {"split": file.stem, "path": f"{folder.name}/{file.name}"}
+        for file in sorted(folder.glob("*.jsonl"))
+    ]
 
 
 def _sum(draw: random.Random) -> tuple[int, int, list[int], int]:
@@ -115,7 +127,11 @@ def _sum(draw: random.Random) -> tuple[int, int, list[int], int]:
 def _mmlu(draw, count):
     for _ in range(count):
         one, other, answers, right = _sum(draw)
-        yield {"question": f"What is {one} plus {other}?", "choices": [str(each) for each in answers], "answer": right}
+        yield {
+            "question": f"What is {one} plus {other}?",
+            "choices": [str(each) for each in answers],
+            "answer": right,
+        }
 
 
 def _arc(draw, count):
@@ -124,4 +140,9 @@ def _arc(draw, count):
         labels = "ABCD" if number % 10 else "1234"
         choices = {"text": [str(each) for each in answers], "label": list(labels)}
         question = f"What is {one} plus {other}?"
-        yield {"id": str(number), "question": question, "choices": choices, "answerKey": labels[right]}
+        yield {
+            "id": str(number),
+            "question": question,
+            "choices": choices,
+            "answerKey": labels[right],
+        }

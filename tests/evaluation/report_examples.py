@@ -12,7 +12,12 @@ STORED = ROOT / "docs" / "results" / "extend_smollm2_16k"
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 MACHINE = {"cpu": "a CPU", "cores": 2, "memory_bytes": 2**34, "gpus": [], "processes": 2}
-MODEL = {"address": "runs/demo", "kind": "trained", "sha256": "0123456789abcdef" * 4, "tokenizer": "f" * 64}
+MODEL = {
+    "address": "runs/demo",
+    "kind": "trained",
+    "sha256": "0123456789abcdef" * 4,
+    "tokenizer": "f" * 64,
+}
 MODEL |= {"encoding": "tape", "native_length": 16384, "dtype": "float32"}
 
 
@@ -36,18 +41,32 @@ def result(*, figures, evaluation=None, config=None, data=None, seed=0, model=MO
 
 def run(**config):
     """What a training run stores."""
-    own = {"span": 2048, "starts": [0, 2048, 4096], "nll": [2.0, 1.8, 1.6], "counts": [2047, 2048, 2048]}
+    own = {
+        "span": 2048,
+        "starts": [0, 2048, 4096],
+        "nll": [2.0, 1.8, 1.6],
+        "counts": [2047, 2048, 2048],
+    }
     figures = {
         "train_loss": [{"step": at, "loss": loss} for at, loss in enumerate((3.0, 2.5, 2.0), 1)],
         "parameters": {"all": 134_718_327, "trained": 238_455},
         "native_length": 4096,
         "loss_by_position": {"tape, trained": {"typing.py": own}},
     }
-    return result(config={"model": "smollm2", "max_steps": 3, **config}, data={"stdlib": "a" * 64}, figures=figures)
+    return result(
+        config={"model": "smollm2", "max_steps": 3, **config},
+        data={"stdlib": "a" * 64},
+        figures=figures,
+    )
 
 
 def perplexity(
-    scale=1.0, source="bin:pg19/test.bin", convention="all_tokens", print_="b" * 64, targets=10**6, **fields
+    scale=1.0,
+    source="bin:pg19/test.bin",
+    convention="all_tokens",
+    print_="b" * 64,
+    targets=10**6,
+    **fields,
 ):
     """What the perplexity command stores; ``scale`` makes models differ."""
     rows = [
@@ -63,8 +82,19 @@ def perplexity(
         }
         for at, length in enumerate(LENGTHS)
     ]
-    figures = {"perplexity": rows, "loss_by_position": {}, "documents": {source: 5}, "cost": {"seconds": 61.0}}
-    return result(evaluation="perplexity", figures=figures, data={source: print_}, config={"stride": 256}, **fields)
+    figures = {
+        "perplexity": rows,
+        "loss_by_position": {},
+        "documents": {source: 5},
+        "cost": {"seconds": 61.0},
+    }
+    return result(
+        evaluation="perplexity",
+        figures=figures,
+        data={source: print_},
+        config={"stride": 256},
+        **fields,
+    )
 
 
 def passkey(found=lambda length, depth: 5, trials=5, form="longlora", **fields):
@@ -75,7 +105,9 @@ def passkey(found=lambda length, depth: 5, trials=5, form="longlora", **fields):
         for depth in DEPTHS
     ]
     figures = {"form": form, "cells": cells, "passkeys": [], "cost": {"seconds": 4000.0}}
-    return result(evaluation="passkey", figures=figures, config={"trials": trials, "form": form}, **fields)
+    return result(
+        evaluation="passkey", figures=figures, config={"trials": trials, "form": form}, **fields
+    )
 
 
 def harness(value=0.39123, shots=0, samples=4705, **fields):
@@ -83,7 +115,12 @@ def harness(value=0.39123, shots=0, samples=4705, **fields):
     entry = {"metric": "acc", "standard_error": 0.0069, "shots": shots, "samples": samples}
     figures = {
         "tasks": {
-            "arc_challenge": {**entry, "metric": "acc_norm", "value": value + 0.06, "standard_error": 0.0145},
+            "arc_challenge": {
+                **entry,
+                "metric": "acc_norm",
+                "value": value + 0.06,
+                "standard_error": 0.0145,
+            },
             "arc_easy": {**entry, "value": value + 0.35},
             "mmlu_philosophy": {**entry, "value": value, "samples": 311, "standard_error": 0.028},
         },
@@ -97,7 +134,13 @@ def harness(value=0.39123, shots=0, samples=4705, **fields):
 def replies(right, tasks=("niah_multikey_2", "vt"), lengths=(4096, 8192, 16384), samples=5):
     """Replies to RULER's questions; ``right`` returns how many of a length are right."""
     return [
-        {"task": task, "length": length, "question": at, "tokens": length - 40, "score": float(at < right(length))}
+        {
+            "task": task,
+            "length": length,
+            "question": at,
+            "tokens": length - 40,
+            "score": float(at < right(length)),
+        }
         for task in tasks
         for length in lengths
         for at in range(samples)

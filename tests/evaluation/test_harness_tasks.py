@@ -24,20 +24,30 @@ def scored(tmp_path_factory):
 
     def run(group, judge, limit=None):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(datasets, "load_dataset", local_tasks.redirected(datasets.load_dataset, root))
-            patch.setattr(evaluator, "add_env_info", lambda results: None)  # asks pip, which takes seconds
-            manager = TaskManager(include_path=[str(each) for each in included], include_defaults=False)
+            patch.setattr(
+                datasets, "load_dataset", local_tasks.redirected(datasets.load_dataset, root)
+            )
+            # asks pip, which takes seconds
+            patch.setattr(evaluator, "add_env_info", lambda results: None)
+            manager = TaskManager(
+                include_path=[str(each) for each in included], include_defaults=False
+            )
             oracle = local_tasks.Oracle(judge=judge)
-            found = simple_evaluate(oracle, tasks=[group], task_manager=manager, bootstrap_iters=0, limit=limit)
+            found = simple_evaluate(
+                oracle, tasks=[group], task_manager=manager, bootstrap_iters=0, limit=limit
+            )
         return harness_tasks.figures(found, {"requests": 0, "tokens": 0})
 
     return run
 
 
 def test_an_oracle_scores_all_of_table_9(scored):
-    found = scored("tape_table9", lambda *text: 0.0 if local_tasks.is_true(*text) else -60.0, limit=12)
+    found = scored(
+        "tape_table9", lambda *text: 0.0 if local_tasks.is_true(*text) else -60.0, limit=12
+    )
     shown = {
-        name: (each["metric"], each["value"], each["shots"], each["samples"]) for name, each in found["tasks"].items()
+        name: (each["metric"], each["value"], each["shots"], each["samples"])
+        for name, each in found["tasks"].items()
     }
     assert shown == {
         "arc_challenge": ("acc_norm", 1.0, 0, 12),
@@ -63,12 +73,22 @@ def load(tmp_path, monkeypatch):
         for name, text in (("test", "a"), ("dev", shot)):
             (tmp_path / f"{name}.jsonl").write_text(json.dumps({"prompt": text}))
         files = {name: str(tmp_path / f"{name}.jsonl") for name in ("test", "dev")}
-        task = {"task": "own", "dataset_path": "json", "dataset_kwargs": {"data_files": files}, "test_split": "test"}
+        task = {
+            "task": "own",
+            "dataset_path": "json",
+            "dataset_kwargs": {"data_files": files},
+            "test_split": "test",
+        }
         task |= {"fewshot_split": "dev", "output_type": "generate_until"}
         task |= {"doc_to_text": "{{prompt}}", "doc_to_target": "x"} | changes
-        lines = [f"{name}: {value if name == 'custom_dataset' else json.dumps(value)}" for name, value in task.items()]
+        lines = [
+            f"{name}: {value if name == 'custom_dataset' else json.dumps(value)}"
+            for name, value in task.items()
+        ]
         (tmp_path / "own.yaml").write_text("\n".join(lines))
-        return harness_tasks.load(EvaluatorConfig(tasks=["own"], metadata={}, seed=[seed] * 4)).fingerprints(shots)
+        return harness_tasks.load(
+            EvaluatorConfig(tasks=["own"], metadata={}, seed=[seed] * 4)
+        ).fingerprints(shots)
 
     return start
 
@@ -86,7 +106,12 @@ def rows(**_):
 
 def test_drawn_texts_follow_the_seed(load):
     """An interrupted evaluation has to find its own tasks again, and every process the same ones."""
-    drawn = {"custom_dataset": "!function draw.rows", "dataset_path": "", "dataset_kwargs": {}, "fewshot_split": None}
+    drawn = {
+        "custom_dataset": "!function draw.rows",
+        "dataset_path": "",
+        "dataset_kwargs": {},
+        "fewshot_split": None,
+    }
     one, again, other = (load(seed=seed, **drawn) for seed in (3, 3, 4))
     assert one == again != other
 

@@ -5,7 +5,12 @@ from matplotlib import image
 
 from tape_ds.scoring import heat_maps
 
-YELLOW, BLUE, ORANGE, GREY = (0.996, 0.909, 0.217), (0.0, 0.135, 0.305), (0.835, 0.369, 0.0), (0.8, 0.8, 0.8)
+YELLOW, BLUE, ORANGE, GREY = (
+    (0.996, 0.909, 0.217),
+    (0.0, 0.135, 0.305),
+    (0.835, 0.369, 0.0),
+    (0.8, 0.8, 0.8),
+)
 
 
 def near(path, colour):
@@ -19,7 +24,12 @@ def cell(length, depth, correct, ids=0):
     return {"length": length, "depth": depth, **counts, "mean_tokens": length - 10.0}
 
 
-CELLS = [cell(1024, 0.0, 4, ids=3), cell(1024, 1.0, 1, ids=1), cell(16384, 0.0, 0), cell(16384, 1.0, 2, ids=2)]
+CELLS = [
+    cell(1024, 0.0, 4, ids=3),
+    cell(1024, 1.0, 1, ids=1),
+    cell(16384, 0.0, 0),
+    cell(16384, 1.0, 2, ids=2),
+]
 
 
 def test_the_table_of_passkeys():
@@ -47,12 +57,16 @@ def grid(tmp_path, reach, samples=lambda i, j: 10, right=lambda i, j: True):
         cells.append({"first": i, "second": j, "samples": samples(i, j), "correct": correct})
     means = {"whole": {"value": 0.5}, "beyond": {"value": None}}
     figures = {"task": "addition", "cells": cells, "trained": [3, 3], "sizes": ["first", "second"]}
-    return heat_maps.draw_generated({**figures, "means": means}, tmp_path / "map.png", "a title, no $ formula $x^")
+    return heat_maps.draw_generated(
+        {**figures, "means": means}, tmp_path / "map.png", "a title, no $ formula $x^"
+    )
 
 
 def test_cells_of_a_grid_are_bright_if_right_and_grey_if_unasked(tmp_path):
     path = grid(tmp_path, 3)
-    assert near(path, YELLOW) / near(path, BLUE) == pytest.approx(1 / 3, abs=0.05), "a quarter of the grid"
+    assert near(path, YELLOW) / near(path, BLUE) == pytest.approx(1 / 3, abs=0.05), (
+        "a quarter of the grid"
+    )
     path = grid(tmp_path, 6, samples=lambda i, j: 10 * (i < 4))
     assert near(path, GREY) == pytest.approx(near(path, YELLOW), rel=0.1)
 

@@ -107,7 +107,9 @@ def test_an_exported_folder_loads_without_its_code(run, tmp_path):
 
 def adapter(base, folder, **options):
     torch.manual_seed(5)
-    config = LoraConfig(**{"r": 2, "target_modules": ["q_proj"], "init_lora_weights": False} | options)
+    config = LoraConfig(
+        **{"r": 2, "target_modules": ["q_proj"], "init_lora_weights": False} | options
+    )
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
     model.save_pretrained(folder)
     return folder
@@ -115,7 +117,9 @@ def adapter(base, folder, **options):
 
 def test_an_adapter_is_merged_into_its_base(base, tmp_path):
     model = found(adapter(base, tmp_path / "adapter"))
-    expected = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), str(tmp_path / "adapter")).eval()
+    expected = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(base), str(tmp_path / "adapter")
+    ).eval()
     assert model.kind == "peft adapter"
     assert same(model.load(), expected)
     assert not same(model.load(), AutoModelForCausalLM.from_pretrained(base))
@@ -134,8 +138,15 @@ def tied_base(base, folder):
 ADAPTERS = {
     "tied embeddings": {"target_modules": ["q_proj", "embed_tokens"]},
     "tied embeddings and head": {"target_modules": ["q_proj", "embed_tokens", "lm_head"]},
-    "repeated layers": {"target_modules": ["q_proj", "down_proj"], "layer_replication": [[0, 2], [0, 2]]},
-    "repeated, with DoRA": {"target_modules": ["q_proj"], "layer_replication": [[0, 2], [1, 2]], "use_dora": True},
+    "repeated layers": {
+        "target_modules": ["q_proj", "down_proj"],
+        "layer_replication": [[0, 2], [0, 2]],
+    },
+    "repeated, with DoRA": {
+        "target_modules": ["q_proj"],
+        "layer_replication": [[0, 2], [1, 2]],
+        "use_dora": True,
+    },
     "a token of its own": {"target_modules": ["q_proj"], "trainable_token_indices": [60]},
     "whole embeddings": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
 }
@@ -178,7 +189,9 @@ def test_an_adapter_that_merging_changes_is_refused(base, tmp_path, monkeypatch)
         return merged
 
     monkeypatch.setattr(LoraModel, "merge_and_unload", wrong)
-    with pytest.raises(UserError, match=r"merging changed logits by .* more than rounding .*its kind: LORA"):
+    with pytest.raises(
+        UserError, match=r"merging changed logits by .* more than rounding .*its kind: LORA"
+    ):
         model.load()
 
 
@@ -187,7 +200,9 @@ def test_the_remedy_for_resized_embeddings_works(base, tmp_path):
     resized = AutoModelForCausalLM.from_pretrained(base)
     torch.manual_seed(7)
     resized.resize_token_embeddings(69, mean_resizing=False)
-    config = LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj"], init_lora_weights=False)
+    config = LoraConfig(
+        task_type="CAUSAL_LM", r=2, target_modules=["q_proj"], init_lora_weights=False
+    )
     config.modules_to_save = ["embed_tokens", "lm_head"]
     adapted = get_peft_model(resized, config).eval()
     adapted.save_pretrained(tmp_path / "adapter")
@@ -195,14 +210,21 @@ def test_the_remedy_for_resized_embeddings_works(base, tmp_path):
         found(tmp_path / "adapter")
     (problem,) = caught.value.problems
     assert "embeddings of 69 rows, and its base" in problem.wrong and "has 61" in problem.wrong
-    assert "model.resize_token_embeddings(69)" in problem.remedy and "base_model_name_or_path" in problem.remedy
+    assert (
+        "model.resize_token_embeddings(69)" in problem.remedy
+        and "base_model_name_or_path" in problem.remedy
+    )
 
     again = AutoModelForCausalLM.from_pretrained(base)
     again.resize_token_embeddings(69)
     again.save_pretrained(tmp_path / "resized")
     AutoTokenizer.from_pretrained(base).save_pretrained(tmp_path / "resized")
     file = tmp_path / "adapter" / "adapter_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": str(tmp_path / "resized")}))
+    file.write_text(
+        json.dumps(
+            json.loads(file.read_text()) | {"base_model_name_or_path": str(tmp_path / "resized")}
+        )
+    )
     model = found(tmp_path / "adapter")
     assert model.rows == 69 and same(model.load(), adapted)
 
@@ -251,7 +273,9 @@ def test_an_adapter_s_base_is_a_text(base, tmp_path, field):
 
 
 @pytest.mark.parametrize(("layer", "shape"), [(0, None), (7, (2, 32))])
-def test_an_adapter_with_a_tensor_missing_or_without_a_place_is_refused(base, tmp_path, layer, shape):
+def test_an_adapter_with_a_tensor_missing_or_without_a_place_is_refused(
+    base, tmp_path, layer, shape
+):
     """peft would warn, or not even that, and compute without them."""
     file = adapter(base, tmp_path / "adapter") / "adapter_model.safetensors"
     tensors = load_file(file)
@@ -261,7 +285,10 @@ def test_an_adapter_with_a_tensor_missing_or_without_a_place_is_refused(base, tm
     else:
         tensors[name] = torch.ones(shape)
     save_file(tensors, file)
-    with pytest.raises(UserError, match=rf"{'missing' if shape is None else 'without a place'}: .*layers\.{layer}\."):
+    with pytest.raises(
+        UserError,
+        match=rf"{'missing' if shape is None else 'without a place'}: .*layers\.{layer}\.",
+    ):
         found(tmp_path / "adapter").load()
 
 
@@ -289,7 +316,10 @@ def as_integers(folder):
         (without_head, "missing: lm_head.weight\n"),
         (as_integers, "integers in the place of weights: lm_head.weight"),
         (partial(changed, num_hidden_layers=1), r"without a place: model.layers.1"),
-        (partial(changed, vocab_size=99), r"of another shape: lm_head.weight \[\d+, 32\], not \[99, 32\]"),
+        (
+            partial(changed, vocab_size=99),
+            r"of another shape: lm_head.weight \[\d+, 32\], not \[99, 32\]",
+        ),
         (partial(changed, rope_parameters={"type": "clex", "factor": 2.0}), "rope_type = 'clex'"),
         (partial(changed, model_type="t5"), "no causal LM"),
     ],
@@ -306,14 +336,21 @@ def test_weights_and_configurations_that_do_not_match_are_refused(base, tmp_path
 def test_a_base_is_scored_with_the_rope_that_it_was_trained_with(base, tmp_path):
     """transformers silently ignores vLLM's attn_factor and FastChat's ratio."""
     folder = Path(shutil.copytree(base, tmp_path / "model"))
-    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+    yarn = {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+    }
     changed(folder, rope_parameters=yarn | {"attn_factor": 0.5})
     expected = AutoModelForCausalLM.from_pretrained(base)
     expected.config.rope_parameters = yarn | {"attention_factor": 0.5 * (0.1 * math.log(4.0) + 1)}
     whole = type(expected)(expected.config)
     whole.load_state_dict(expected.state_dict())
     assert same(found(folder).load(), whole)
-    changed(folder, rope_parameters={"rope_type": "default", "rope_theta": 1e4}, rope_condense_ratio=8)
+    changed(
+        folder, rope_parameters={"rope_type": "default", "rope_theta": 1e4}, rope_condense_ratio=8
+    )
     with pytest.raises(UserError, match="rope_condense_ratio"):
         found(folder)
 
@@ -343,7 +380,9 @@ def test_an_adapter_with_its_base_s_configuration_is_an_adapter(base, tmp_path):
 def test_an_adapter_s_revision_of_its_base_is_loaded(base, tmp_path, monkeypatch):
     folder = adapter(base, tmp_path / "adapter")
     commits = {letter * 40: base for letter in "ab"}
-    hub_cache.put(monkeypatch, tmp_path / "hub", "org/tiny", commits, {"main": "b" * 40, "v1": "a" * 40})
+    hub_cache.put(
+        monkeypatch, tmp_path / "hub", "org/tiny", commits, {"main": "b" * 40, "v1": "a" * 40}
+    )
     content = json.loads((folder / "adapter_config.json").read_text())
     for revision, commit in ((None, "b"), ("v1", "a")):
         content |= {"base_model_name_or_path": "org/tiny", "revision": revision}
@@ -358,7 +397,9 @@ def test_trained_weights_on_another_base_are_refused_unless_wanted(base, run, tm
     tensors = load_file(base / "model.safetensors")
     (own / "model.safetensors").unlink()  # the loaded model still reads the file that was there
     save_file({name: 2 * tensor for name, tensor in tensors.items()}, own / "model.safetensors")
-    with pytest.raises(UserError, match=r"it was trained on model.safetensors.*which now has model.safetensors"):
+    with pytest.raises(
+        UserError, match=r"it was trained on model.safetensors.*which now has model.safetensors"
+    ):
         found(folder)
     assert not same(found(folder, "--base_anyway").load(), model)
 
@@ -394,7 +435,9 @@ def test_16_bit_weights_keep_exact_angles(base):
 
 
 def test_the_dtype_is_the_stored_one_unless_asked(base, tmp_path):
-    AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16).save_pretrained(tmp_path / "half")
+    AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16).save_pretrained(
+        tmp_path / "half"
+    )
     shutil.copy(base / "tokenizer.json", tmp_path / "half")
     shutil.copy(base / "tokenizer_config.json", tmp_path / "half")
     assert found(tmp_path / "half").load().dtype == torch.bfloat16
@@ -412,7 +455,9 @@ def test_a_tokenizer_s_code_runs_only_when_asked(base, tmp_path, monkeypatch):
     (folder / "code.py").write_text(
         "from transformers import PreTrainedTokenizerFast\n\n\nclass Own(PreTrainedTokenizerFast):\n    ran = True\n"
     )
-    with pytest.raises(UserError, match=r"no tokenizer could be read(?s:.*)remedy: .*--trust_remote_code"):
+    with pytest.raises(
+        UserError, match=r"no tokenizer could be read(?s:.*)remedy: .*--trust_remote_code"
+    ):
         found(folder)
     model = found(folder, "--trust_remote_code")
     assert model.tokenizer().ran
@@ -421,10 +466,14 @@ def test_a_tokenizer_s_code_runs_only_when_asked(base, tmp_path, monkeypatch):
 @pytest.mark.parametrize("whose", ["model", "tokenizer"])
 def test_the_hash_is_of_the_code_that_may_run(whose, base, tmp_path):
     words = (
-        [base, "--tokenizer", shutil.copytree(base, tmp_path / "own")] if whose == "tokenizer" else [tmp_path / "own"]
+        [base, "--tokenizer", shutil.copytree(base, tmp_path / "own")]
+        if whose == "tokenizer"
+        else [tmp_path / "own"]
     )
     shutil.copytree(base, tmp_path / "own", dirs_exist_ok=True)
-    hashes = {run: [found(*words, *run).about()["sha256"]] for run in ((), ("--trust_remote_code",))}
+    hashes = {
+        run: [found(*words, *run).about()["sha256"]] for run in ((), ("--trust_remote_code",))
+    }
     (tmp_path / "own" / "code.py").write_text("A = 1\n")
     for run, known in hashes.items():
         known.append(found(*words, *run).about()["sha256"])
@@ -436,7 +485,8 @@ def test_an_adapter_of_a_quantised_base_is_refused(base, tmp_path, monkeypatch):
     own = Path(shutil.copytree(base, tmp_path / "own"))
     folder = adapter(own, tmp_path / "adapter")
     changed(own, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
-    installed = SimpleNamespace(validate_environment=lambda **_: None)  # as where bitsandbytes is installed
+    # as where bitsandbytes is installed
+    installed = SimpleNamespace(validate_environment=lambda **_: None)
     monkeypatch.setattr(models.AutoHfQuantizer, "from_config", lambda *_, **__: installed)
     with pytest.raises(UserError, match=r"its base .*own is quantised"):
         found(folder)

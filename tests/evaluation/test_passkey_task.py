@@ -26,13 +26,16 @@ def evaluate(tokenizer, monkeypatch):
     from lm_eval import evaluator, simple_evaluate
     from lm_eval.tasks import TaskManager
 
-    monkeypatch.setattr(evaluator, "add_env_info", lambda results: None)  # asks pip, which takes seconds
+    # asks pip, which takes seconds
+    monkeypatch.setattr(evaluator, "add_env_info", lambda results: None)
 
     def run(reply, tasks=("tape_passkey", "tape_passkey_pose"), **metadata):
         oracle = local_tasks.Oracle(reply)
         metadata = {"tokenizer": tokenizer, **ASKED, **metadata}
         manager = TaskManager(include_path=str(TASKS), include_defaults=False, metadata=metadata)
-        found = simple_evaluate(model=oracle, tasks=list(tasks), task_manager=manager, bootstrap_iters=0)
+        found = simple_evaluate(
+            model=oracle, tasks=list(tasks), task_manager=manager, bootstrap_iters=0
+        )
         return found, oracle.read
 
     return run
@@ -48,13 +51,18 @@ def test_an_oracle_finds_all(evaluate):
     for task in found["results"]:
         scores = found["results"][task]
         for rule in ("exact_match", "exact_ids"):
-            assert [scores[f"{rule}{length},none"] for length in ("", "_500", "_700")] == [1.0, 1.0, 1.0]
+            assert [scores[f"{rule}{length},none"] for length in ("", "_500", "_700")] == [
+                1.0,
+                1.0,
+                1.0,
+            ]
         assert found["n-samples"][task]["effective"] == 8
         assert found["higher_is_better"][task]["exact_match_500"] is True
 
 
 @pytest.mark.parametrize(
-    ("reply", "match", "ids"), [(" {}0", 0.0, 1.0), (" It is {}", 1.0, 0.0), ("{}", 1.0, 1.0), ("{} 5", 1.0, 1.0)]
+    ("reply", "match", "ids"),
+    [(" {}0", 0.0, 1.0), (" It is {}", 1.0, 0.0), ("{}", 1.0, 1.0), ("{} 5", 1.0, 1.0)],
 )
 def test_the_two_rules(evaluate, reply, match, ids):
     """A longer number passes LongLoRA's, other words first pass PoSE's; a space that a decoder drops is ignored."""
@@ -71,6 +79,10 @@ def test_the_prompts_are_the_commands_and_greedy(evaluate, tokenizer):
     _, read = evaluate(key_in, tasks=["tape_passkey_pose"], seed=3)
     loaded = AutoTokenizer.from_pretrained(tokenizer)
     expected = grid(loaded, [500, 700], [0, 0.5], 2, seed=3, form="pose", reply=10)
-    assert sorted(prompt for prompt, _ in read) == sorted(question.write().text for question in expected)
+    assert sorted(prompt for prompt, _ in read) == sorted(
+        question.write().text for question in expected
+    )
     assert all(len(prompt) + 10 <= 700 for prompt, _ in read)
-    assert {(told["do_sample"], told["max_gen_toks"], tuple(told["until"])) for _, told in read} == {(False, 10, ())}
+    assert {
+        (told["do_sample"], told["max_gen_toks"], tuple(told["until"])) for _, told in read
+    } == {(False, 10, ())}

@@ -24,7 +24,12 @@ MODEL = {"address": "here", "kind": "trained", "sha256": "abc", "dtype": "float3
 
 
 def evaluation(folder, **changes):
-    fields = {"model": MODEL, "config": {"lengths": (1, 2)}, "data": {"stdlib": "f"}, "seed": 0} | changes
+    fields = {
+        "model": MODEL,
+        "config": {"lengths": (1, 2)},
+        "data": {"stdlib": "f"},
+        "seed": 0,
+    } | changes
     return Evaluation("passkey", folder, **fields)
 
 
@@ -91,7 +96,10 @@ def test_the_result_is_stored_and_the_journal_gone(tmp_path):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["passkey.json"]
     stored = evaluation(tmp_path).stored()
     assert stored.figures["found"] == WHOLE
-    assert (stored.model["sha256"], stored.config) == ("abc", {"evaluation": "passkey", "lengths": [1, 2]})
+    assert (stored.model["sha256"], stored.config) == (
+        "abc",
+        {"evaluation": "passkey", "lengths": [1, 2]},
+    )
 
 
 def test_an_interrupted_evaluation_stores_what_an_uninterrupted_one_does(tmp_path):
@@ -100,7 +108,9 @@ def test_an_interrupted_evaluation_stores_what_an_uninterrupted_one_does(tmp_pat
     for folder in (tmp_path / "one", tmp_path / "two"):
         mine = evaluation(folder)
         mine.finish({"found": mine.run_jobs(JOBS, Work())})
-    contents = [json.loads((tmp_path / name / "passkey.json").read_text()) for name in ("one", "two")]
+    contents = [
+        json.loads((tmp_path / name / "passkey.json").read_text()) for name in ("one", "two")
+    ]
     for content in contents:
         assert content.pop("started") and content.pop("finished")
     assert json.dumps(contents[0]) == json.dumps(contents[1])
@@ -145,7 +155,9 @@ def test_journals_of_two_killed_processes_are_taken(tmp_path):
     mine = evaluation(tmp_path)
     mine.journal.mkdir(parents=True)
     (mine.journal / "0001.jsonl").write_text(json.dumps(["job 1", WHOLE["job 1"]]) + "\n")
-    (mine.journal / "0000.jsonl").write_text(json.dumps(["job 0", WHOLE["job 0"]]) + '\n["job 4", {"squ')
+    (mine.journal / "0000.jsonl").write_text(
+        json.dumps(["job 0", WHOLE["job 0"]]) + '\n["job 4", {"squ'
+    )
     work = Work()
     assert mine.run_jobs(JOBS, work) == WHOLE and work.seen == [2, 3, 4, 5]
     lines = (mine.journal / "0000.jsonl").read_text().splitlines()
@@ -167,9 +179,14 @@ def test_where_results_go(run, base):
     assert resumable.folder(None, found(folder)) == folder / "evaluation"
     assert resumable.folder(None, found(folder / "trained")) == folder / "evaluation"
     (folder / "trained").rename(folder / "checkpoint-8")
-    assert resumable.folder(None, found(folder / "checkpoint-8")) == folder / "evaluation" / "checkpoint-8"
+    assert (
+        resumable.folder(None, found(folder / "checkpoint-8"))
+        == folder / "evaluation" / "checkpoint-8"
+    )
     plain = found(base)
-    assert resumable.folder(None, plain) == Path("runs/evaluation") / str(base).strip("/").replace("/", "--")
+    assert resumable.folder(None, plain) == Path("runs/evaluation") / str(base).strip("/").replace(
+        "/", "--"
+    )
 
 
 def test_a_disk_that_fills_up_keeps_what_was_found(tmp_path, monkeypatch):
@@ -187,7 +204,11 @@ def test_a_disk_that_fills_up_keeps_what_was_found(tmp_path, monkeypatch):
     monkeypatch.undo()
     work = Work()
     assert evaluation(tmp_path).run_jobs(JOBS, work) == WHOLE
-    assert work.seen in ([3, 4, 5], [4, 5])  # what was not known to be on the disk may be there all the same
+    # what was not known to be on the disk may be there all the same
+    assert work.seen in (
+        [3, 4, 5],
+        [4, 5],
+    )
 
 
 def hanging_rank(folder, rank):
@@ -205,7 +226,9 @@ def hanging_rank(folder, rank):
 
 def test_an_evaluation_of_which_a_process_hangs_ends_with_its_stacks(tmp_path):
     fork = multiprocessing.get_context("fork")
-    ranks = [fork.Process(target=hanging_rank, args=(tmp_path, rank), daemon=True) for rank in (0, 1)]
+    ranks = [
+        fork.Process(target=hanging_rank, args=(tmp_path, rank), daemon=True) for rank in (0, 1)
+    ]
     for each in ranks:
         each.start()
     for each in ranks:
@@ -229,6 +252,10 @@ def test_the_first_process_s_problem_reaches_all(monkeypatch):
         raise UserError(Problem("--output", "there", "is taken", "name another"))
 
     for rank in (0, 1):
-        monkeypatch.setattr(resumable, "RankSync", partial(SimpleNamespace, rank=rank, world=2, first=first))
+        monkeypatch.setattr(
+            resumable, "RankSync", partial(SimpleNamespace, rank=rank, world=2, first=first)
+        )
         with pytest.raises(UserError, match="--output = 'there': is taken"):
-            resumable.from_first(make if rank == 0 else lambda: pytest.fail("only the first process makes it"))
+            resumable.from_first(
+                make if rank == 0 else lambda: pytest.fail("only the first process makes it")
+            )

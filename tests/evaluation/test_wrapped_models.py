@@ -5,7 +5,12 @@ import json
 import pytest
 import torch
 from torch.nn import functional as F
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedTokenizerFast,
+)
 
 from tape_ds.models.loading import extendable
 from tape_ds.scoring.losses import target_losses
@@ -24,8 +29,17 @@ TEXT = {
     "pad_token_id": 0,
 }
 WINDOW = {"sliding_window": 16}
-GEMMA4 = {"global_head_dim": 16, "vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 8}
-SEES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+GEMMA4 = {
+    "global_head_dim": 16,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "hidden_size_per_layer_input": 8,
+}
+SEES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
 SEES |= {"image_size": 28, "patch_size": 14}
 SIGLIP = {**SEES, "model_type": "siglip_vision_model", "vision_use_head": False}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size_mlp": 96}
@@ -34,7 +48,10 @@ WRAPPERS = {
     "gemma3": {"text_config": TEXT | WINDOW, "vision_config": SIGLIP, "mm_tokens_per_image": 4},
     "gemma4": {"text_config": TEXT | WINDOW | GEMMA4, "vision_config": SEES, "audio_config": None},
     "llama4": {"text_config": TEXT | EXPERTS, "vision_config": SEES | {"vision_output_dim": 64}},
-    "qwen3_5": {"text_config": TEXT | STATES | {"linear_value_head_dim": 16}, "vision_config": {"depth": 1}},
+    "qwen3_5": {
+        "text_config": TEXT | STATES | {"linear_value_head_dim": 16},
+        "vision_config": {"depth": 1},
+    },
     "mllama": {"text_config": TEXT | {"cross_attention_layers": [1]}, "vision_config": SEES},
     "fuyu": {**TEXT, "text_config": {**TEXT, "model_type": "persimmon"}},
     "mistral3": {
@@ -72,7 +89,9 @@ def test_the_loss_is_that_of_its_own_logits(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", WRAPPERS)
 def test_extend_refuses_it_with_what_can_be_done(kind, tmp_path):
-    (problem,) = extendable.check(extendable.read(configuration(kind, tmp_path / kind).name_or_path))
+    (problem,) = extendable.check(
+        extendable.read(configuration(kind, tmp_path / kind).name_or_path)
+    )
     if kind in EXTENDED:
         assert "docs/extending.md" in problem.remedy and "Models with pictures" in problem.remedy
     else:
@@ -82,7 +101,11 @@ def test_extend_refuses_it_with_what_can_be_done(kind, tmp_path):
 def shown():
     """The code of the page that the message names."""
     page = pages.ROOT / "docs" / "extending.md"
-    (block,) = [each for each in pages.blocks(page) if each.info == "python" and "get_text_config" in each.text]
+    (block,) = [
+        each
+        for each in pages.blocks(page)
+        if each.info == "python" and "get_text_config" in each.text
+    ]
     return block.text
 
 
@@ -95,7 +118,9 @@ def test_its_text_model_is_saved_alone_as_the_page_shows(kind, tmp_path, base):
     code = shown().replace("models/gemma-3-4b-text", str(tmp_path / "text"))
     code = code.replace("models/gemma-3-4b", str(tmp_path / "whole"))
     if kind == "mistral3":
-        code = code.replace("AutoModelForCausalLM.from_pretrained", "AutoModelForImageTextToText.from_pretrained")
+        code = code.replace(
+            "AutoModelForCausalLM.from_pretrained", "AutoModelForImageTextToText.from_pretrained"
+        )
         code = "from transformers import AutoModelForImageTextToText\n" + code
     exec(code, {})
     assert extendable.check(extendable.read(tmp_path / "text")) == []

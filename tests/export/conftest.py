@@ -11,7 +11,12 @@ from tape_ds.models import convert
 from tape_ds.models.loading import extendable
 from tests.models.helpers import VOCABULARY, randomised, tiny_model
 
-YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 64}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 2.0,
+    "original_max_position_embeddings": 64,
+}
 
 
 @pytest.fixture(scope="session")
@@ -26,9 +31,9 @@ def base(tmp_path_factory):
     vocabulary = {f"w{index}": index for index in range(VOCABULARY)}
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0", bos_token="w1", eos_token="w2").save_pretrained(
-        folder
-    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=words, unk_token="w0", bos_token="w1", eos_token="w2"
+    ).save_pretrained(folder)
     return folder
 
 
@@ -41,7 +46,9 @@ def run(base, tmp_path_factory):
     """A function that makes a run's folder, its position updates (or its adapters' stand-in, the norms) trained."""
     from transformers import AutoTokenizer
 
-    def make(encoding="tape", method="tape", rope_parameters=YARN, trained=(".position.",), **fields):
+    def make(
+        encoding="tape", method="tape", rope_parameters=YARN, trained=(".position.",), **fields
+    ):
         folder = tmp_path_factory.mktemp("runs")
         changes = {"position_encoding": encoding, "rope_parameters": rope_parameters}
         config = convert.tape_config(extendable.read(base), max_position_embeddings=128, **changes)
@@ -67,7 +74,15 @@ def run(base, tmp_path_factory):
                 "untouched": {"a.py": _loss([2.5, 6.25]), "b.py": _loss([2.5, 6.75])},
                 f"{method}, trained": {"a.py": _loss([2.25, 2.125]), "b.py": _loss([2.25, 2.375])},
             },
-            "passkey": [{"length": 128, "trials": 4, "correct": 3, "accuracy": 0.75, "replies": [{"key": 12345}]}],
+            "passkey": [
+                {
+                    "length": 128,
+                    "trials": 4,
+                    "correct": 3,
+                    "accuracy": 0.75,
+                    "replies": [{"key": 12345}],
+                }
+            ],
             "steps": 16,
             "tokens": 4096,
             "trained": list(names),

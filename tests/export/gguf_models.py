@@ -18,7 +18,13 @@ SCALINGS = {
     "base": {"rope_type": "default", "rope_theta": 25_198.5},
     "linear": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
     "yarn": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, WINDOW: 256},
-    "yarn_own_factor": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, WINDOW: 256, "attention_factor": 1.0},
+    "yarn_own_factor": {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        WINDOW: 256,
+        "attention_factor": 1.0,
+    },
     "llama3": {
         "rope_type": "llama3",
         "rope_theta": 1e4,
@@ -33,7 +39,12 @@ KINDS = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 64}),
 }
-CASES = [(kind, scaling) for kind in KINDS for scaling in SCALINGS if kind == "llama" or scaling != "llama3"]
+CASES = [
+    (kind, scaling)
+    for kind in KINDS
+    for scaling in SCALINGS
+    if kind == "llama" or scaling != "llama3"
+]
 """llama.cpp applies llama3 to a Llama alone."""
 
 

@@ -58,7 +58,10 @@ def test_a_fine_tuned_model_is_described_as_one(run, tmp_path):
     stored["config"] |= {"dataset": "qasper", "max_tokens": 128}
     path.write_text(json.dumps(stored))
     text = card.text(source_model.find(str(run_folder)), tiny_model(), "x", plain=True)
-    assert "`tiny-base` fine-tuned on the answers of the data set `qasper`, for up to 128 tokens" in text
+    assert (
+        "`tiny-base` fine-tuned on the answers of the data set `qasper`, for up to 128 tokens"
+        in text
+    )
     assert "| data | `scrolls:qasper` |" in text and "context extended" not in text
 
 
@@ -72,12 +75,22 @@ def test_missing_results_are_named(run):
     made = run("rope", "norms", YARN, trained=("norm",))
     (made / "results" / "run.json").unlink()
     text = card.text(source_model.find(str(made)), tiny_model(encoding="rope"), "x", plain=True)
-    assert "Nothing was measured." in text and "trust_remote_code" not in text and "Trained on" not in text
+    assert (
+        "Nothing was measured." in text
+        and "trust_remote_code" not in text
+        and "Trained on" not in text
+    )
 
 
 def test_a_method_that_trains_nothing_has_no_training_data(run):
-    text = card.text(source_model.find(str(run("rope", "yarn", YARN, trained=()))), tiny_model(), "x", plain=True)
-    assert "Nothing was trained" in text and "## Trained on" not in text and "datasets" not in front_matter(text)
+    text = card.text(
+        source_model.find(str(run("rope", "yarn", YARN, trained=()))), tiny_model(), "x", plain=True
+    )
+    assert (
+        "Nothing was trained" in text
+        and "## Trained on" not in text
+        and "datasets" not in front_matter(text)
+    )
 
 
 def test_the_snippet_of_the_card_runs(run, tmp_path, monkeypatch, capsys):
@@ -89,7 +102,10 @@ def test_the_snippet_of_the_card_runs(run, tmp_path, monkeypatch, capsys):
     exec(snippet, {})
     assert len(capsys.readouterr().out.split()) > 4
     assert AutoTokenizer.from_pretrained(tmp_path / "tiny").model_max_length == 128
-    assert json.loads((tmp_path / "tiny" / "config.json").read_text())["max_position_embeddings"] == 128
+    assert (
+        json.loads((tmp_path / "tiny" / "config.json").read_text())["max_position_embeddings"]
+        == 128
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,12 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from tape_ds.engines import forms, table
 from tape_ds.export import config_json
 
-YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 256}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 256,
+}
 SIZES = {"hidden_size": 256, "num_attention_heads": 4, "max_position_embeddings": 1024}
 FORMS = {
     "yarn": YARN,
@@ -38,10 +43,15 @@ def test_transformers_computes_the_same(form):
     content = exported(rope_parameters)
     one = LlamaRotaryEmbedding(LlamaConfig(**SIZES, rope_parameters=copy.deepcopy(rope_parameters)))
     older = {key: value for key, value in content.items() if key != "rope_parameters"}
-    newer = {key: value for key, value in content.items() if key not in ("rope_theta", "rope_scaling")}
+    newer = {
+        key: value for key, value in content.items() if key not in ("rope_theta", "rope_scaling")
+    }
     for spelled in (content, older, newer):
         other = LlamaRotaryEmbedding(LlamaConfig.from_dict(copy.deepcopy(spelled)))
-        assert torch.equal(one.inv_freq, other.inv_freq) and one.attention_scaling == other.attention_scaling
+        assert (
+            torch.equal(one.inv_freq, other.inv_freq)
+            and one.attention_scaling == other.attention_scaling
+        )
 
 
 @pytest.mark.parametrize("attention", [0.5, 1.0, 1.7])
@@ -51,7 +61,10 @@ def test_a_factor_on_attention_is_the_ratio_of_two_others(attention):
     for written in (content["rope_parameters"], content["rope_scaling"]):
         log = 0.1 * math.log(4.0)
         ratio = (log * written["mscale"] + 1) / (log * written["mscale_all_dim"] + 1)
-        assert ratio == pytest.approx(attention, rel=1e-12) and written["attention_factor"] == attention
+        assert (
+            ratio == pytest.approx(attention, rel=1e-12)
+            and written["attention_factor"] == attention
+        )
     assert "yarn_attention_twice" in forms.form_of(content).traits
     assert table.computed("mlx-lm", content).result == "right"
 
@@ -59,26 +72,44 @@ def test_a_factor_on_attention_is_the_ratio_of_two_others(attention):
 def test_the_default_factor_is_not_said_twice():
     default = 0.1 * math.log(4.0) + 1.0
     assert "mscale" not in exported({**YARN, "attention_factor": default})["rope_parameters"]
-    assert "mscale" not in exported(YARN)["rope_parameters"] and "beta_fast" not in exported(YARN)["rope_parameters"]
+    assert (
+        "mscale" not in exported(YARN)["rope_parameters"]
+        and "beta_fast" not in exported(YARN)["rope_parameters"]
+    )
 
 
 def test_bounds_are_named_where_the_ramp_is_not_rounded():
     """onnxruntime-genai's Qwen3 divides by zero without them, and is right with them."""
-    assert exported({**YARN, "truncate": False, "beta_fast": 8.0})["rope_scaling"]["beta_fast"] == 8.0
+    assert (
+        exported({**YARN, "truncate": False, "beta_fast": 8.0})["rope_scaling"]["beta_fast"] == 8.0
+    )
     content = exported({**YARN, "truncate": False}) | {"model_type": "qwen3"}
-    assert (content["rope_scaling"]["beta_fast"], content["rope_scaling"]["beta_slow"]) == (32.0, 1.0)
+    assert (content["rope_scaling"]["beta_fast"], content["rope_scaling"]["beta_slow"]) == (
+        32.0,
+        1.0,
+    )
     assert table.computed("onnxruntime-genai", content).result == "right"
-    assert table.computed("onnxruntime-genai", exported(YARN) | {"model_type": "qwen3"}).result == "refused"
+    assert (
+        table.computed("onnxruntime-genai", exported(YARN) | {"model_type": "qwen3"}).result
+        == "refused"
+    )
 
 
-@pytest.mark.parametrize("family", ["olmo2", "gemma2", "gpt_neox", "stablelm", "glm4", "phi3", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "family", ["olmo2", "gemma2", "gpt_neox", "stablelm", "glm4", "phi3", "deepseek_v3"]
+)
 def test_families_of_their_own_class_have_both_spellings(family):
     """mlx-lm's classes for most of them read base and scaling of the older keys alone."""
     kind = CONFIG_MAPPING[family]
     native = kind().to_dict()
     content = config_json.for_engines(native, kind)
-    assert content["rope_theta"] == content["rope_parameters"]["rope_theta"] and "rope_scaling" in content
-    assert content["rope_parameters"] == native["rope_parameters"], "their classes may compute more of a key"
+    assert (
+        content["rope_theta"] == content["rope_parameters"]["rope_theta"]
+        and "rope_scaling" in content
+    )
+    assert content["rope_parameters"] == native["rope_parameters"], (
+        "their classes may compute more of a key"
+    )
     again = kind.from_dict(copy.deepcopy(content)).to_dict()
     assert all(again[name] == value for name, value in native.items())
 

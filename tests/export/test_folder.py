@@ -44,7 +44,9 @@ def test_scaled_rotary_angles_make_a_plain_folder(run, tmp_path, rope_parameters
     ids = tokens(2, 100)
     with torch.no_grad():
         assert (plain(ids).logits - model(ids).logits).abs().max() <= 1e-4
-    assert type(plain).__name__ == "LlamaForCausalLM" and plain.config.max_position_embeddings == 128
+    assert (
+        type(plain).__name__ == "LlamaForCausalLM" and plain.config.max_position_embeddings == 128
+    )
     assert plain.config.use_cache and not list(out.glob("*.py"))
     assert AutoTokenizer.from_pretrained(out).model_max_length == 128
     config = config_of(out)
@@ -63,7 +65,10 @@ def test_adapters_are_merged_into_a_plain_folder(base, tmp_path):
         train_position=False, train_norms=True, train_embeddings=False,
     )  # fmt: skip
     config = convert.tape_config(
-        extendable.read(base), max_position_embeddings=128, rope_parameters=YARN, position_encoding="rope"
+        extendable.read(base),
+        max_position_embeddings=128,
+        rope_parameters=YARN,
+        position_encoding="rope",
     )
     trained = prepare("lora", convert.load(base, config), settings)
     with torch.no_grad():
@@ -78,21 +83,33 @@ def test_adapters_are_merged_into_a_plain_folder(base, tmp_path):
     with torch.no_grad():
         assert (plain(ids).logits - trained.model.eval()(ids).logits).abs().max() <= 1e-4
         trained.model.disable_adapter_layers()
-        assert (plain(ids).logits - trained.model(ids).logits).abs().max() > 0.01, "the adapters have an effect"
+        assert (plain(ids).logits - trained.model(ids).logits).abs().max() > 0.01, (
+            "the adapters have an effect"
+        )
     assert "| adapters | merged into the weights |" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_tape_carries_its_code(run, tmp_path):
     made, out = run(), tmp_path / "out"
-    own = json.loads((made / "trained" / "config.json").read_text()) | {"attention_backend": "triton"}
+    own = json.loads((made / "trained" / "config.json").read_text()) | {
+        "attention_backend": "triton"
+    }
     (made / "trained" / "config.json").write_text(json.dumps(own))
     folder.write(source_model.find(str(made)), out, "test", dtype=torch.bfloat16)
     config = config_of(out)
     assert config["attention_backend"] == "auto", "Triton's kernels are not exported"
     assert config["auto_map"]["AutoModelForCausalLM"] == "modeling_tape.TapeForCausalLM"
-    assert config["dtype"] == "bfloat16" and config["use_cache"] is True and config["model_type"] == "tape"
+    assert (
+        config["dtype"] == "bfloat16"
+        and config["use_cache"] is True
+        and config["model_type"] == "tape"
+    )
     assert "class TapeForCausalLM" in (out / "modeling_tape.py").read_text()
-    assert {path.name for path in out.iterdir()} >= {"README.md", "generation_config.json", "tokenizer.json"}
+    assert {path.name for path in out.iterdir()} >= {
+        "README.md",
+        "generation_config.json",
+        "tokenizer.json",
+    }
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
@@ -117,5 +134,7 @@ def test_a_late_failure_leaves_nothing(run, tmp_path, monkeypatch):
             folder.write(source, tmp_path / "out", "test")
     assert [path.name for path in tmp_path.iterdir()] == ["out.partial"]
     folder.write(source, tmp_path / "out", "test")
-    assert (tmp_path / "out" / "README.md").is_file() and (tmp_path / "out.partial" / "mine.txt").is_file()
+    assert (tmp_path / "out" / "README.md").is_file() and (
+        tmp_path / "out.partial" / "mine.txt"
+    ).is_file()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.partial"]

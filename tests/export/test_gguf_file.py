@@ -52,8 +52,12 @@ def test_a_file_read_back_is_the_folder(tmp_path, kind, scaling):
     names = {name for name in before if before[name] != after.get(name)}
     assert names <= {"_name_or_path"}
     planned = extendable.read_gguf(tmp_path / "x.gguf").to_dict()
-    assert planned["rope_parameters"] == after["rope_parameters"], "a dry run reads what the run reads"
-    assert planned["max_position_embeddings"] == after["max_position_embeddings"] == gguf_models.LENGTH
+    assert planned["rope_parameters"] == after["rope_parameters"], (
+        "a dry run reads what the run reads"
+    )
+    assert (
+        planned["max_position_embeddings"] == after["max_position_embeddings"] == gguf_models.LENGTH
+    )
 
 
 def test_a_plan_reads_the_header_alone(tmp_path, monkeypatch):
@@ -62,15 +66,22 @@ def test_a_plan_reads_the_header_alone(tmp_path, monkeypatch):
     assert write(tmp_path / "model", tmp_path / "x.gguf") == 0
     monkeypatch.setattr(model_folder, "resolve", lambda *_, **__: pytest.fail("it was unpacked"))
     base = model_config.planned_base(str(tmp_path / "x.gguf"))
-    assert base.length == gguf_models.LENGTH and base.rope.type == "llama3" and base.rope.window == 256
+    assert (
+        base.length == gguf_models.LENGTH and base.rope.type == "llama3" and base.rope.window == 256
+    )
 
 
 def test_the_keys_are_those_that_llama_cpp_reads(tmp_path):
     small(tmp_path / "model", scaling="yarn_own_factor")
-    assert write(tmp_path / "model", tmp_path / "x.gguf", "--license", "apache-2.0", "--name", "Small") == 0
+    assert (
+        write(tmp_path / "model", tmp_path / "x.gguf", "--license", "apache-2.0", "--name", "Small")
+        == 0
+    )
     found = fields(tmp_path / "x.gguf")
     assert found["llama.rope.scaling.attn_factor"] == pytest.approx(1 / (0.1 * math.log(4) + 1))
-    assert "llama.rope.scaling.yarn_attn_factor" not in found, "llama.cpp does not read it for a Llama"
+    assert "llama.rope.scaling.yarn_attn_factor" not in found, (
+        "llama.cpp does not read it for a Llama"
+    )
     expected = {
         "general.architecture": "llama",
         "general.name": "Small",
@@ -123,9 +134,15 @@ def test_smaller_types_round_each_number(tmp_path, kind):
 def test_pieces_are_the_whole(tmp_path, monkeypatch):
     """A tensor is converted a few rows at a time, a Llama's queries and keys in whole heads."""
     small(tmp_path / "model")
-    assert write(tmp_path / "model", tmp_path / "whole.gguf", "--gguf_type", "Q8_0", "--name", "x") == 0
+    assert (
+        write(tmp_path / "model", tmp_path / "whole.gguf", "--gguf_type", "Q8_0", "--name", "x")
+        == 0
+    )
     monkeypatch.setattr("tape_ds.export.gguf_file._PIECE", 5 * 64)
-    assert write(tmp_path / "model", tmp_path / "pieces.gguf", "--gguf_type", "Q8_0", "--name", "x") == 0
+    assert (
+        write(tmp_path / "model", tmp_path / "pieces.gguf", "--gguf_type", "Q8_0", "--name", "x")
+        == 0
+    )
     assert (tmp_path / "whole.gguf").read_bytes() == (tmp_path / "pieces.gguf").read_bytes()
 
 
@@ -133,7 +150,9 @@ def test_pieces_are_the_whole(tmp_path, monkeypatch):
 def test_a_run_is_written_from_its_base_and_what_it_trained(run, tmp_path, scaling):
     made = run("rope", "norms", scaling, trained=("norm",))
     assert write(made, tmp_path / "x.gguf") == 0
-    again = AutoModelForCausalLM.from_pretrained(model_folder.resolve(str(tmp_path / "x.gguf"), tmp_path / "models"))
+    again = AutoModelForCausalLM.from_pretrained(
+        model_folder.resolve(str(tmp_path / "x.gguf"), tmp_path / "models")
+    )
     ids = tokens(2, 100)
     with torch.no_grad():
         expected = source_model.find(str(made)).whole().fill(torch.float32)(ids).logits
@@ -143,12 +162,21 @@ def test_a_run_is_written_from_its_base_and_what_it_trained(run, tmp_path, scali
 def test_a_folder_and_a_file_are_written_together(run, tmp_path, capsys):
     made = run("rope", "norms", YARN, trained=("norm",))
     assert write(made, tmp_path / "x.gguf", "--dtype", "bfloat16") == 0
-    words = [str(made), str(tmp_path / "out"), "--gguf", str(tmp_path / "y.gguf"), "--gguf_tokenizer", "none"]
+    words = [
+        str(made),
+        str(tmp_path / "out"),
+        "--gguf",
+        str(tmp_path / "y.gguf"),
+        "--gguf_tokenizer",
+        "none",
+    ]
     assert export.main([*words, "--dtype", "bfloat16"]) == 0
     assert (tmp_path / "out" / "config.json").is_file()
     one = GGUFReader(tmp_path / "x.gguf").tensors
     other = GGUFReader(tmp_path / "y.gguf").tensors
-    assert all(np.array_equal(first.data, second.data) for first, second in zip(one, other, strict=True))
+    assert all(
+        np.array_equal(first.data, second.data) for first, second in zip(one, other, strict=True)
+    )
     assert {tensor.tensor_type.name for tensor in other} == {"BF16", "F32"}, "as --dtype says"
     assert "llama, BF16" in capsys.readouterr().out
 
@@ -164,10 +192,21 @@ def test_frequencies_in_older_files_are_left_out(tmp_path):
 
 
 REFUSED = {
-    "truncate": (gguf_models.SCALINGS["yarn"] | {"truncate": False}, r"rope_parameters\.truncate = False"),
-    "beta_fast": (gguf_models.SCALINGS["yarn"] | {"beta_fast": 8}, r"rope_parameters\.beta_fast = 8"),
+    "truncate": (
+        gguf_models.SCALINGS["yarn"] | {"truncate": False},
+        r"rope_parameters\.truncate = False",
+    ),
+    "beta_fast": (
+        gguf_models.SCALINGS["yarn"] | {"beta_fast": 8},
+        r"rope_parameters\.beta_fast = 8",
+    ),
     "dynamic": (
-        {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 1024},
+        {
+            "rope_type": "dynamic",
+            "rope_theta": 1e4,
+            "factor": 2.0,
+            "original_max_position_embeddings": 1024,
+        },
         r"rope_parameters\.rope_type = 'dynamic'",
     ),
     "longrope": (
@@ -214,7 +253,15 @@ def test_other_models_are_refused(run, tmp_path, capsys):
 
 
 def test_all_mistakes_at_once(tmp_path, capsys):
-    words = [str(tmp_path / "none"), "--gguf", str(tmp_path / "x.bin"), "--gguf_type", "Q4_0", "--push", "me/model"]
+    words = [
+        str(tmp_path / "none"),
+        "--gguf",
+        str(tmp_path / "x.bin"),
+        "--gguf_type",
+        "Q4_0",
+        "--push",
+        "me/model",
+    ]
     assert export.main([*words, "--gguf_tokenizer", "lama-bpe"]) == 2
     shown = capsys.readouterr().err
     for expected in ("no such folder", "ends in .gguf", "'Q4_0'", "'lama-bpe'", "none is written"):

@@ -44,7 +44,9 @@ def byte_level():
     trainer = trainers.BpeTrainer(
         vocab_size=398, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
-    backend.train_from_iterator(["def main(argv): return the other of these things" * 3] * 20, trainer)
+    backend.train_from_iterator(
+        ["def main(argv): return the other of these things" * 3] * 20, trainer
+    )
     made = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>")
     made.add_tokens(["<think>"])
     made.chat_template = "{{ messages[0]['content'] }}"
@@ -88,7 +90,9 @@ def test_scores_join_the_pieces_that_the_merges_join(pieces):
 
 def test_rows_without_a_token_are_marked(pieces):
     found = gguf_tokenizer.read(pieces, config(520), "auto", [2])
-    assert found.tokens[512:514] == ["[PAD512]", "[PAD513]"] and set(found.types[512:]) == {TokenType.UNUSED}
+    assert found.tokens[512:514] == ["[PAD512]", "[PAD513]"] and set(found.types[512:]) == {
+        TokenType.UNUSED
+    }
     with pytest.raises(UserError, match="500 rows for a tokenizer of 512 tokens"):
         gguf_tokenizer.read(pieces, config(500), "auto", [2])
 
@@ -96,7 +100,9 @@ def test_rows_without_a_token_are_marked(pieces):
 def test_a_known_pre_tokenizer_is_named_by_its_digest(byte_level, monkeypatch):
     table = gguf_tokenizer._table()
     digest = hashlib.sha256(str(byte_level.encode(table["text"])).encode()).hexdigest()
-    with pytest.raises(UserError, match=f"tokenizer = '{digest}': llama.cpp knows no pre-tokenizer"):
+    with pytest.raises(
+        UserError, match=f"tokenizer = '{digest}': llama.cpp knows no pre-tokenizer"
+    ):
         gguf_tokenizer.read(byte_level, config(), "auto", [])
     monkeypatch.setattr(gguf_tokenizer, "_table", lambda: table | {"names": {digest: "gpt-2"}})
     assert gguf_tokenizer.read(byte_level, config(), "auto", []).pre == "gpt-2"
@@ -115,10 +121,18 @@ def test_a_named_pre_tokenizer_is_taken(byte_level, tmp_path):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    fields = {name: field.contents() for name, field in GGUFReader(tmp_path / "x.gguf").fields.items()}
+    fields = {
+        name: field.contents() for name, field in GGUFReader(tmp_path / "x.gguf").fields.items()
+    }
     assert fields["tokenizer.chat_template"] == "{{ messages[0]['content'] }}"
-    assert fields["tokenizer.ggml.tokens"] == found.tokens and len(fields["tokenizer.ggml.merges"]) > 10
-    assert fields["tokenizer.ggml.eot_token_id"] == 5 and fields["tokenizer.ggml.add_bos_token"] is False
+    assert (
+        fields["tokenizer.ggml.tokens"] == found.tokens
+        and len(fields["tokenizer.ggml.merges"]) > 10
+    )
+    assert (
+        fields["tokenizer.ggml.eot_token_id"] == 5
+        and fields["tokenizer.ggml.add_bos_token"] is False
+    )
 
 
 def test_what_llama_cpp_has_no_tokenizer_for_is_refused():

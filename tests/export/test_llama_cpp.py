@@ -9,7 +9,9 @@ from tape_ds.data import tokenizer as tokenizers
 from tape_ds.models.loading import model_folder
 from tests.export import gguf_models
 
-llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed: it runs the exported files")
+llama_cpp = pytest.importorskip(
+    "llama_cpp", reason="llama-cpp-python is not installed: it runs the exported files"
+)
 
 pytestmark = pytest.mark.slow
 SHORT = 100
@@ -22,7 +24,9 @@ EXACT = 1e-3
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory):
     """A SentencePiece tokenizer of 512 pieces."""
-    return tokenizers.train(["stdlib"], 512, tmp_path_factory.mktemp("tokenizers") / "spm", max_characters=200_000)
+    return tokenizers.train(
+        ["stdlib"], 512, tmp_path_factory.mktemp("tokenizers") / "spm", max_characters=200_000
+    )
 
 
 def exported(tmp_path, folder, kind, tokenizer="auto"):
@@ -49,7 +53,9 @@ def by_transformers(model, ids):
 
 
 def drawn(tokens):
-    return torch.randint(3, gguf_models.ROWS, (tokens,), generator=torch.Generator().manual_seed(tokens)).tolist()
+    return torch.randint(
+        3, gguf_models.ROWS, (tokens,), generator=torch.Generator().manual_seed(tokens)
+    ).tolist()
 
 
 @pytest.mark.parametrize(("kind", "scaling"), gguf_models.CASES)
@@ -72,7 +78,9 @@ def test_smaller_types_differ_by_their_rounding(tmp_path, tokenizer, kind):
     model = gguf_models.make(tmp_path / "model", "llama", gguf_models.SCALINGS["yarn"])
     tokenizers.save(tokenizer, tmp_path / "model")
     file = exported(tmp_path, tmp_path / "model", kind)
-    rounded = AutoModelForCausalLM.from_pretrained(model_folder.resolve(str(file), tmp_path / "models")).eval()
+    rounded = AutoModelForCausalLM.from_pretrained(
+        model_folder.resolve(str(file), tmp_path / "models")
+    ).eval()
     for tokens in (SHORT, LONG):
         ids = drawn(tokens)
         exact = by_transformers(model, ids)
@@ -82,7 +90,13 @@ def test_smaller_types_differ_by_their_rounding(tmp_path, tokenizer, kind):
         assert 0 < difference < 2 * own
 
 
-TEXTS = ["Hello world", "def main(argv):\n    return 12345\n", "  two spaces, été, 你好", "", "a\tb\n\n\nc"]
+TEXTS = [
+    "Hello world",
+    "def main(argv):\n    return 12345\n",
+    "  two spaces, été, 你好",
+    "",
+    "a\tb\n\n\nc",
+]
 
 
 def test_llama_cpp_makes_the_same_ids_of_a_text(tmp_path, tokenizer):
@@ -94,4 +108,6 @@ def test_llama_cpp_makes_the_same_ids_of_a_text(tmp_path, tokenizer):
     own = AutoTokenizer.from_pretrained(tmp_path / "model")
     for text in TEXTS:
         begins = own("")["input_ids"] != []
-        assert model.tokenize(text.encode(), add_bos=begins, special=False) == own(text)["input_ids"]
+        assert (
+            model.tokenize(text.encode(), add_bos=begins, special=False) == own(text)["input_ids"]
+        )

@@ -58,7 +58,9 @@ def exported(tmp_path_factory):
 
 def twin(module, model):
     """The exported model with the configuration and weights of ``model``."""
-    fields = {name: value for name, value in model.config.to_dict().items() if name not in _IDENTITY}
+    fields = {
+        name: value for name, value in model.config.to_dict().items() if name not in _IDENTITY
+    }
     other = module.TapeForCausalLM(module.TapeConfig(**fields))
     other.load_state_dict(model.state_dict())
     return other.train(model.training)
@@ -82,7 +84,10 @@ def test_it_generates_what_the_package_generates(exported, name):
     other = twin(exported(model.config.position_encoding), model)
     ids = tokens(2, 9)
     wanted = model.generate(ids, max_new_tokens=8, min_new_tokens=8, do_sample=False)
-    assert wanted.tolist() == other.generate(ids, max_new_tokens=8, min_new_tokens=8, do_sample=False).tolist()
+    assert (
+        wanted.tolist()
+        == other.generate(ids, max_new_tokens=8, min_new_tokens=8, do_sample=False).tolist()
+    )
     assert wanted.shape == (2, 17)
 
 
@@ -101,8 +106,17 @@ def test_it_can_be_trained(exported, name):
 def test_a_gptj_with_scaled_angles_is_exported(exported):
     """The other model type: no Llama, one encoding, its own classes."""
     rope_parameters = {"rope_type": "ntk", "rope_theta": 1e4, "factor": 2.0}
-    sizes = {"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 4, "vocab_size": VOCABULARY, "n_positions": 64}
-    config = ScaledGPTJConfig(**sizes, rope_parameters=rope_parameters, bos_token_id=1, eos_token_id=2)
+    sizes = {
+        "n_embd": 32,
+        "n_head": 4,
+        "n_layer": 2,
+        "rotary_dim": 4,
+        "vocab_size": VOCABULARY,
+        "n_positions": 64,
+    }
+    config = ScaledGPTJConfig(
+        **sizes, rope_parameters=rope_parameters, bos_token_id=1, eos_token_id=2
+    )
     model = ScaledGPTJForCausalLM(config).eval()
     module = exported("rope", "tape_gptj")
     fields = {name: value for name, value in config.to_dict().items() if name not in _IDENTITY}
@@ -131,15 +145,21 @@ def test_what_is_not_needed_stays_at_home(encoding):
     assert not [name for name in code(encoding) if any(word in name for word in away)]
 
 
-@pytest.mark.parametrize("model_type, encoding", [("tape", "tape"), ("tape", "t5"), ("tape_gptj", "rope")])
-def test_transformers_finds_every_file_from_those_that_the_configuration_names(model_type, encoding, tmp_path):
+@pytest.mark.parametrize(
+    "model_type, encoding", [("tape", "tape"), ("tape", "t5"), ("tape_gptj", "rope")]
+)
+def test_transformers_finds_every_file_from_those_that_the_configuration_names(
+    model_type, encoding, tmp_path
+):
     """It looks for lines ``from .name import``, in files of one folder, and copies what it finds, no more."""
     from transformers.dynamic_module_utils import get_relative_import_files
 
     for name, text in code(encoding, model_type).items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     named = {value.split(".")[0] for value in model_code.auto_map(model_type).values()}
-    assert named == ({"modeling_tape"} if model_type == "tape_gptj" else {"modeling_tape", "configuration_tape"})
+    assert named == (
+        {"modeling_tape"} if model_type == "tape_gptj" else {"modeling_tape", "configuration_tape"}
+    )
     model = str(tmp_path / "modeling_tape.py")
     assert {model, *get_relative_import_files(model)} == {str(path) for path in tmp_path.iterdir()}
 

@@ -37,7 +37,11 @@ def test_a_new_model_is_private_and_gets_the_folder(hub, tmp_path):
     folder.push("tiny", tmp_path)
     (made, name, how), (uploaded, _, what) = hub.asked
     assert (made, name, how) == ("create_repo", ("tiny",), {"private": True, "exist_ok": True})
-    assert uploaded == "upload_folder" and what["repo_id"] == "me/tiny" and what["folder_path"] == tmp_path
+    assert (
+        uploaded == "upload_folder"
+        and what["repo_id"] == "me/tiny"
+        and what["folder_path"] == tmp_path
+    )
 
 
 def test_a_refused_upload_names_the_folder(hub, tmp_path):

@@ -32,13 +32,19 @@ def evaluate(folder, **model):
 def test_an_evaluation_of_these_weights_is_a_row(made):
     evaluate(made)
     text = text_of(made)
-    assert "| mean of the tasks, % | 4k | 8k | 16k | effective length: RULER's rule (85.6 %) | its own rule" in text
+    assert (
+        "| mean of the tasks, % | 4k | 8k | 16k | effective length: RULER's rule (85.6 %) | its own rule"
+        in text
+    )
     row = next(line for line in text.splitlines() if line.startswith("| this model |"))
     assert row == (
         "| this model | 100.0 (100-100) | 100.0 (100-100) | 60.0 (30-90) "
         "| 8k (at least 85.6 %: probability 100 %) | 8k (at least 85.0 %: probability 100 %) |"
     )
-    assert "Asked: niah_multikey_2, vt; 5 questions of each at each length, as a text to continue" in text
+    assert (
+        "Asked: niah_multikey_2, vt; 5 questions of each at each length, as a text to continue"
+        in text
+    )
     assert "essays from `text:*.txt`" in text and "/home/jo" not in text
     assert "RULER's tasks by `tape-ds evaluate ruler`" in text.split("## Limits")[1]
     assert yaml.safe_load(text.split("---\n")[1])["library_name"] == "transformers"
@@ -54,19 +60,27 @@ def test_the_runs_own_questions_are_a_row_for_each_variant(made):
     lines = text_of(made).splitlines()
     (untouched,) = (line for line in lines if line.startswith("| untouched | 100.0"))
     (trained,) = (line for line in lines if line.startswith("| norms, trained | 100.0"))
-    assert untouched.endswith("| 4k (at least 85.6 %: probability 100 %) | 4k (at least 85.0 %: probability 100 %) |")
+    assert untouched.endswith(
+        "| 4k (at least 85.6 %: probability 100 %) | 4k (at least 85.0 %: probability 100 %) |"
+    )
     assert "| 16k (at least 85.6 %: probability 100 %) |" in trained
     assert "essays from `package:x/*.md`" in "\n".join(lines)
 
 
 @pytest.mark.parametrize(
     ("model", "reason"),
-    [({"sha256": "0" * 64}, "of other weights"), ({"position_updates": "off"}, "of this model with other positions")],
+    [
+        ({"sha256": "0" * 64}, "of other weights"),
+        ({"position_updates": "off"}, "of this model with other positions"),
+    ],
 )
 def test_an_evaluation_of_another_model_is_left_out_by_name(made, model, reason):
     evaluate(made, **model)
     text = text_of(made)
-    assert f"evaluation/ruler.json is left out: it is {reason}." in text and "| this model |" not in text
+    assert (
+        f"evaluation/ruler.json is left out: it is {reason}." in text
+        and "| this model |" not in text
+    )
 
 
 def test_a_checkpoint_has_its_own_evaluation(made):

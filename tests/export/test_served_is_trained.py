@@ -33,16 +33,29 @@ PLAIN = {
     "yarn, betas": {**YARN, "beta_fast": 8.0, "beta_slow": 2.0},
 }
 OWN_CODE = {
-    "dynamic": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 64},
+    "dynamic": {
+        "rope_type": "dynamic",
+        "rope_theta": 1e4,
+        "factor": 2.0,
+        "original_max_position_embeddings": 64,
+    },
     "yarn_revised": {**YARN, "rope_type": "yarn_revised"},
 }
-DAILY = {("rope", "yarn, attention_factor"), ("rope", "llama3"), ("rope", "dynamic"), ("olmo2", "yarn, truncate")}
+DAILY = {
+    ("rope", "yarn, attention_factor"),
+    ("rope", "llama3"),
+    ("rope", "dynamic"),
+    ("olmo2", "yarn, truncate"),
+}
 FORMS = [
     *(("rope", name) for name in (*PLAIN, *OWN_CODE)),
     *(("tape", name) for name in ("yarn", "yarn, attention_factor")),
     *(("olmo2", name) for name in ("linear", "yarn", "yarn, attention_factor", "yarn, truncate")),
 ]
-CASES = [pytest.param(*form, marks=() if form in DAILY else pytest.mark.slow, id="-".join(form)) for form in FORMS]
+CASES = [
+    pytest.param(*form, marks=() if form in DAILY else pytest.mark.slow, id="-".join(form))
+    for form in FORMS
+]
 
 
 @pytest.fixture
@@ -52,12 +65,21 @@ def made(run, base, tmp_path):
     def make(encoding, rope_parameters):
         if encoding != "olmo2":
             return run(encoding, "norms", rope_parameters, trained=("norm",))
-        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-        native = AutoConfig.for_model("olmo2", vocab_size=61, max_position_embeddings=64, pad_token_id=0, **sizes)
+        sizes = {
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+        }
+        native = AutoConfig.for_model(
+            "olmo2", vocab_size=61, max_position_embeddings=64, pad_token_id=0, **sizes
+        )
         native.rope_parameters = {"rope_type": "default", "rope_theta": 1e4}
         randomised(AutoModelForCausalLM.from_config(native)).save_pretrained(tmp_path / "base")
         config = extendable.configure(
-            extendable.read(tmp_path / "base"), rope_parameters=rope_parameters, max_position_embeddings=LENGTH
+            extendable.read(tmp_path / "base"),
+            rope_parameters=rope_parameters,
+            max_position_embeddings=LENGTH,
         )
         model = extendable.load(tmp_path / "base", config)
         record = TrainedRecord(base=str(tmp_path / "base"), method="yarn", names=())
@@ -88,7 +110,13 @@ def served(path, ids):
     from tape_ds.serving.served import Served
 
     model = found(path).load()
-    asked = {"model": "tiny", "prompt": ids[0].tolist(), "max_tokens": 0, "echo": True, "logprobs": 1}
+    asked = {
+        "model": "tiny",
+        "prompt": ids[0].tolist(),
+        "max_tokens": 0,
+        "echo": True,
+        "logprobs": 1,
+    }
     with models.used_at(model, LENGTH):
         app = application(Served(model, found(path).tokenizer(), "tiny", LENGTH))
         with TestClient(app, base_url="http://127.0.0.1") as client:

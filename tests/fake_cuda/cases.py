@@ -73,8 +73,16 @@ def outcome(case: Case) -> Outcome:
             use_stand_ins(cuda, case)
             KINDS[case.kind](case, cuda)
     except Exception as error:
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/tape_ds/" in frame.filename]
-        place = f"{frames[-1].filename.rpartition('/tape_ds/')[2]}:{frames[-1].lineno}: " if frames else ""
+        frames = [
+            frame
+            for frame in traceback.extract_tb(error.__traceback__)
+            if "/tape_ds/" in frame.filename
+        ]
+        place = (
+            f"{frames[-1].filename.rpartition('/tape_ds/')[2]}:{frames[-1].lineno}: "
+            if frames
+            else ""
+        )
         return Outcome(f"{place}{type(error).__name__}: {error}", cuda.waits)
     return Outcome("", cuda.waits)
 
@@ -85,7 +93,10 @@ def training(case: Case, cuda: FakeCuda) -> None:
     if case.recompute is not None:
         use_recompute(model, case.recompute)
     model.to("cuda")
-    given = on_device(batch(case.rows)) | {"use_cache": False, "num_items_in_batch": torch.tensor(9, device="cuda")}
+    given = on_device(batch(case.rows)) | {
+        "use_cache": False,
+        "num_items_in_batch": torch.tensor(9, device="cuda"),
+    }
     with torch.autocast("cuda", torch.bfloat16, enabled=case.autocast):
         with torch.no_grad():
             model(**given)
@@ -93,7 +104,9 @@ def training(case: Case, cuda: FakeCuda) -> None:
         loss = model(**given).loss
     loss.backward()
     for name, weight in model.named_parameters():
-        assert weight.grad is None or (weight.grad.is_cuda and weight.grad.dtype == weight.dtype), name
+        assert weight.grad is None or (weight.grad.is_cuda and weight.grad.dtype == weight.dtype), (
+            name
+        )
 
 
 def optimization(case: Case, cuda: FakeCuda) -> None:
@@ -101,10 +114,13 @@ def optimization(case: Case, cuda: FakeCuda) -> None:
     from tape_ds.training.trainer import TapeTrainer  # which imports DeepSpeed, for seconds
 
     method = "tape" if case.encoding.startswith("tape") else "full"
-    groups = SimpleNamespace(train_position=case.encoding != "tape neither", train_norms=True, train_embeddings=True)
+    groups = SimpleNamespace(
+        train_position=case.encoding != "tape neither", train_norms=True, train_embeddings=True
+    )
     prepared = prepare(method, built(case), groups)
     model = prepared.model.to("cuda")
-    model.to = lambda *_: model  # what is there is not moved again: torch cannot exchange fake weights that are in use
+    # what is there is not moved again: torch cannot exchange fake weights that are in use
+    model.to = lambda *_: model
     found: dict[str, str] = {}
 
     class Look(TrainerCallback):
@@ -144,8 +160,16 @@ def foreign(case: Case, cuda: FakeCuda) -> None:
     """Forward and backward of a class of transformers, whose name is the case's encoding."""
     config = tiny_decoders.tiny_config(case.encoding)
     config._attn_implementation = decoder_configuration.ATTENTION
-    model = decoder.class_of(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])(config).bfloat16().train().to("cuda")
-    given = on_device(batch(case.rows)) | {"use_cache": False, "num_items_in_batch": torch.tensor(9, device="cuda")}
+    model = (
+        decoder.class_of(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])(config)
+        .bfloat16()
+        .train()
+        .to("cuda")
+    )
+    given = on_device(batch(case.rows)) | {
+        "use_cache": False,
+        "num_items_in_batch": torch.tensor(9, device="cuda"),
+    }
     with torch.no_grad():
         model(**given)
     cuda.waits.clear()
@@ -177,7 +201,13 @@ def read(model: TapeForCausalLM, case: Case, tokens: int, cache: DynamicCache) -
     keys = cache.get_seq_length() + tokens
     mask = torch.ones(2, keys, dtype=torch.int64, device="cuda") if case.rows == "padded" else None
     places = torch.arange(keys - tokens, keys, device="cuda").repeat(2, 1)
-    model(input_ids=ids, attention_mask=mask, position_ids=places, past_key_values=cache, use_cache=True)
+    model(
+        input_ids=ids,
+        attention_mask=mask,
+        position_ids=places,
+        past_key_values=cache,
+        use_cache=True,
+    )
 
 
 def mistake(case: Case, cuda: FakeCuda) -> None:
@@ -190,7 +220,9 @@ def mistake(case: Case, cuda: FakeCuda) -> None:
     mistakes[case.encoding]()
 
 
-KINDS = {each.__name__: each for each in (training, foreign, optimization, prompt, decoding, mistake)}
+KINDS = {
+    each.__name__: each for each in (training, foreign, optimization, prompt, decoding, mistake)
+}
 
 
 def built(case: Case) -> TapeForCausalLM:
@@ -222,13 +254,19 @@ def on_device(given: Any) -> Any:
     """Copy tensors as a loader's pinned memory is copied: nothing waits."""
     if isinstance(given, dict):
         return {name: on_device(value) for name, value in given.items()}
-    return torch.empty(given.shape, dtype=given.dtype, device="cuda") if isinstance(given, Tensor) else given
+    return (
+        torch.empty(given.shape, dtype=given.dtype, device="cuda")
+        if isinstance(given, Tensor)
+        else given
+    )
 
 
 def use_stand_ins(cuda: FakeCuda, case: Case) -> None:
     """Replace what a device without numbers cannot compute: compiled FlexAttention, here on plain matrices, and where
     the documents of padded sequences are. The loss has a body that is seen."""
-    cuda.bodies[torch.ops.tape_ds.linear_cross_entropy.default] = linear_cross_entropy._chunked._init_fn
+    cuda.bodies[torch.ops.tape_ds.linear_cross_entropy.default] = (
+        linear_cross_entropy._chunked._init_fn
+    )
     flex.create_block_mask = lambda allowed, *_, **__: allowed
     flex._compiled = lambda: flexed
     cuda.answers["tape_ds/models/decoder.py:has_plain_head"] = itertools.repeat(True)
@@ -253,7 +291,14 @@ _pack = document_layout._pack
 
 
 def flexed(
-    q: Tensor, k: Tensor, v: Tensor, score_mod: Any, block_mask: Any, scale: float, return_aux: Any = None, **_: Any
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    score_mod: Any,
+    block_mask: Any,
+    scale: float,
+    return_aux: Any = None,
+    **_: Any,
 ) -> Any:
     """FlexAttention on plain matrices."""
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))

@@ -42,7 +42,11 @@ def why_not() -> str | None:
         return "torch is built for GPUs and has a device cuda already"
     if sys.platform != "linux":
         return "the library is preloaded as Linux does it"
-    return None if _compiler() else "no C++ compiler (CXX, c++, g++ or clang++) to build the device with"
+    return (
+        None
+        if _compiler()
+        else "no C++ compiler (CXX, c++, g++ or clang++) to build the device with"
+    )
 
 
 def _compiler() -> str | None:
@@ -55,7 +59,9 @@ def library() -> Path:
     compiler, folder = _compiler(), Path(torch.__file__).parent
     assert compiler is not None
     made_of = f"{folder} {torch.__version__} {compiler} {SOURCE.read_text(encoding='utf-8')}"
-    built = ROOT / ".cache" / "fake_cuda" / f"{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.so"
+    built = (
+        ROOT / ".cache" / "fake_cuda" / f"{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.so"
+    )
     if not built.exists():
         built.parent.mkdir(parents=True, exist_ok=True)
         unfinished = built.with_suffix(f".{os.getpid()}")
@@ -71,7 +77,11 @@ def environment() -> dict[str, str]:
     """Return the environment of a process that has the device; Triton's kernels are not interpreted there."""
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     libraries = Path(torch.__file__).parent / "lib"
-    return kept | {"LD_PRELOAD": str(library()), "LD_LIBRARY_PATH": str(libraries), "PYTHONPATH": str(ROOT)}
+    return kept | {
+        "LD_PRELOAD": str(library()),
+        "LD_LIBRARY_PATH": str(libraries),
+        "PYTHONPATH": str(ROOT),
+    }
 
 
 def pretend() -> None:
@@ -88,7 +98,9 @@ def pretend() -> None:
         "set_device": None,
         "get_device_name": "NVIDIA H100",
         "get_device_capability": (9, 0),
-        "get_device_properties": SimpleNamespace(shared_memory_per_block_optin=232448, multi_processor_count=132),
+        "get_device_properties": SimpleNamespace(
+            shared_memory_per_block_optin=232448, multi_processor_count=132
+        ),
         "is_bf16_supported": True,
         "is_current_stream_capturing": False,
         "device_of": contextlib.nullcontext(),
@@ -131,11 +143,14 @@ class FakeCuda(TorchDispatchMode):
                 return func.decompose(*args, **kwargs)
         name = func.name().partition("::")[2].partition(".")[0].rstrip("_")
         dtypes = {x.dtype for x in given if x.is_floating_point()}
-        if name in SAME_DTYPE and len(dtypes) > 1 and not func._overloadname.startswith("dtype"):  # which names another
+        # which names another
+        if name in SAME_DTYPE and len(dtypes) > 1 and not func._overloadname.startswith("dtype"):
             raise RuntimeError(f"{name} of {', '.join(sorted(map(str, dtypes)))}")
         if func is aten._local_scalar_dense.default:
             answers = self.answers.get(self.note(func))
-            return torch.zeros((), dtype=given[0].dtype).item() if answers is None else next(answers)
+            return (
+                torch.zeros((), dtype=given[0].dtype).item() if answers is None else next(answers)
+            )
         if func is aten.equal.default:
             return next(self.answers.get(self.note(func), iter([False])))
         if name in ("_to_copy", "copy"):
@@ -143,7 +158,11 @@ class FakeCuda(TorchDispatchMode):
             if to_device != given[-1].is_cuda:
                 self.note(func)
                 if not to_device:
-                    return torch.zeros_like(given[0], device="cpu", dtype=kwargs.get("dtype")) if device else args[0]
+                    return (
+                        torch.zeros_like(given[0], device="cpu", dtype=kwargs.get("dtype"))
+                        if device
+                        else args[0]
+                    )
         elif any(x.dim() and not x.is_cuda for x in given):
             self.note(func)  # an index on the host, for one
         try:
@@ -157,7 +176,10 @@ class FakeCuda(TorchDispatchMode):
         """Add a wait, and return its place."""
         frame: Any = sys._getframe(1)
         while frame is not None:
-            path, function = frame.f_code.co_filename, frame.f_code.co_qualname.partition(".<locals>")[0]
+            path, function = (
+                frame.f_code.co_filename,
+                frame.f_code.co_qualname.partition(".<locals>")[0],
+            )
             for room in WATCHED:
                 if f"/{room}/" in path:
                     place = f"{room}/{path.rpartition(f'/{room}/')[2]}:{function}"
@@ -173,7 +195,8 @@ def main() -> None:
     pretend()
     from tests.fake_cuda import cases  # the device has to be there first
 
-    logging.disable(logging.ERROR)  # torch logs every error in a FakeTensor's shapes, and it is in the answer
+    # torch logs every error in a FakeTensor's shapes, and it is in the answer
+    logging.disable(logging.ERROR)
     answers, sys.stdout = sys.stdout, sys.stderr
     for line in sys.stdin:
         found = cases.outcome(cases.Case(**json.loads(line)))

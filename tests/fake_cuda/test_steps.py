@@ -45,7 +45,8 @@ def check(ask: Ask, case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    ("encoding", "rows"), [("rope", "dense"), ("tape", "packed"), ("alibi", "packed"), ("fox", "packed")]
+    ("encoding", "rows"),
+    [("rope", "dense"), ("tape", "packed"), ("alibi", "packed"), ("fox", "packed")],
 )
 def test_a_training_step_waits_for_the_loss_alone(ask, encoding, rows):
     case = Case("training", encoding, rows=rows, recompute=1)
@@ -54,7 +55,10 @@ def test_a_training_step_waits_for_the_loss_alone(ask, encoding, rows):
 
 
 DAILY = [
-    *(Case("training", name, rows="packed") for name in ("t5", "fire", "bipe_rope", "randpe", "tape from alibi")),
+    *(
+        Case("training", name, rows="packed")
+        for name in ("t5", "fire", "bipe_rope", "randpe", "tape from alibi")
+    ),
     Case("training", "alibi abacus", rows="packed"),
     Case("training", "cope", "sdpa", "packed"),
     Case("training", "tape", "triton", "packed", "selective"),
@@ -96,7 +100,9 @@ def test_every_encoding(ask, encoding):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", ["dense", "packed", "padded"])
-@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral", "phi3", "olmo2", "gemma2", "gemma3_text", "gpt_oss"])
+@pytest.mark.parametrize(
+    "name", ["llama", "qwen3", "mistral", "phi3", "olmo2", "gemma2", "gemma3_text", "gpt_oss"]
+)
 def test_classes_of_transformers(ask, name, rows):
     check(ask, Case("foreign", name, rows=rows))
 

@@ -63,12 +63,18 @@ ALLOWED = (
     ),
     Allowed(
         "tape_ds/models/decoder.py:KeyPlaces.within",
-        lambda case: case.kind == "foreign" and case.rows != "dense" and case.encoding in (*WINDOWED, *CAPPED),
+        lambda case: (
+            case.kind == "foreign"
+            and case.rows != "dense"
+            and case.encoding in (*WINDOWED, *CAPPED)
+        ),
         "layers with a window: whether positions skip further than it, once a call for all of them",
     ),
     Allowed(
         "tape_ds/encodings/base.py:dedupe_positions",
-        lambda case: case.kind == "prompt" or (case.kind == "decoding" and "abacus" in case.encoding),
+        lambda case: (
+            case.kind == "prompt" or (case.kind == "decoding" and "abacus" in case.encoding)
+        ),
         "a prompt of several sequences is compared once, so that angles and biases are computed once; with Abacus, "
         "places from a cache at every token",
     ),

@@ -26,11 +26,18 @@ from tests.processes import ROOT
 def main(argv: list[str] | None = None) -> int:
     """Make what is asked for and not done yet."""
     options = parse(argv)
-    os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "DS_ACCELERATOR": "cpu"}
+    os.environ |= {
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "WANDB_MODE": "disabled",
+        "DS_ACCELERATOR": "cpu",
+    }
     workspace = options.workspace.resolve()
     journal = Journal(workspace / "journal.jsonl")
     started = results.collect(command=["make", "faults"], seed=options.seed, processes=2)
-    known = {(line["fault"], line["seed"], line["number"]): Outcome(**line) for line in journal.lines}
+    known = {
+        (line["fault"], line["seed"], line["number"]): Outcome(**line) for line in journal.lines
+    }
     done: dict[str, list[Outcome]] = {}
     for name in options.only:
         done[name] = []
@@ -40,7 +47,11 @@ def main(argv: list[str] | None = None) -> int:
                 outcome = ALL[name].attempt(number, options.seed, workspace)
                 journal.add(asdict(outcome))
                 end = "survived" if outcome.survived else "FAILED"
-                print(f"{name} {number}: {end} in {outcome.seconds:.0f} s: {outcome.what}:", outcome.detail, flush=True)
+                print(
+                    f"{name} {number}: {end} in {outcome.seconds:.0f} s: {outcome.what}:",
+                    outcome.detail,
+                    flush=True,
+                )
             done[name].append(outcome)
     if options.number is None and options.count is None and set(options.only) == set(ALL):
         report.write(done, ALL, started, options.page)
@@ -59,7 +70,9 @@ def _numbers(campaign: Campaign, options: argparse.Namespace) -> list[int]:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=list(ALL), default=list(ALL))
     parser.add_argument("--number", type=int, help="this attempt alone, also where it is done")
     parser.add_argument("--count", type=int, help="this many of each at most")

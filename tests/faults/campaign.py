@@ -25,7 +25,9 @@ class Outcome:
     @property
     def again(self) -> str:
         """The command that makes this attempt by itself."""
-        return f"python -m tests.faults --only {self.fault} --number {self.number} --seed {self.seed}"
+        return (
+            f"python -m tests.faults --only {self.fault} --number {self.number} --seed {self.seed}"
+        )
 
 
 @dataclass
@@ -80,4 +82,6 @@ class Campaign:
 
     def sample(self, seed: int) -> list[int]:
         """The numbers of a test run: evenly spread over the campaign, so that every kind of this fault has its turn."""
-        return sorted({(index * self.count // self.daily + seed) % self.count for index in range(self.daily)})
+        return sorted(
+            {(index * self.count // self.daily + seed) % self.count for index in range(self.daily)}
+        )

@@ -66,7 +66,9 @@ def on_file(act: str, kind: str) -> Damage:
 
 def foreign_file(newer: Path, older: Path, draw: random.Random) -> str:
     """Add a file."""
-    name = draw.choice(("pytorch_model.bin", "optimizer.pt", "global_step0/x_optim_states.pt", "zero_to_fp32.py"))
+    name = draw.choice(
+        ("pytorch_model.bin", "optimizer.pt", "global_step0/x_optim_states.pt", "zero_to_fp32.py")
+    )
     (newer / name).parent.mkdir(exist_ok=True)
     (newer / name).write_bytes(draw.randbytes(64))
     return name
@@ -193,14 +195,20 @@ ON_FILES: dict[str, Damage] = {
     "the manifest of another": foreign_manifest,
     "an empty folder": no_checkpoint,
     "engine files of another step": other_shard,
-    **{f"a malicious {kind}": malicious(kind, sealed=False) for kind in ("optimizer", "random numbers")},
+    **{
+        f"a malicious {kind}": malicious(kind, sealed=False)
+        for kind in ("optimizer", "random numbers")
+    },
     **{
         f"a malicious {kind}, sealed": malicious(kind, sealed=True)
         for kind in ("optimizer", "model", "schedule", "random numbers")
     },
 }
 ON_INPUTS: dict[str, tuple[str, Callable[[Path, Path], dict[str, object]]]] = {
-    "another recipe": ("seed", lambda workspace, folder: {"hidden_size": 48, "seed": 7, "learning_rate": 0.5}),
+    "another recipe": (
+        "seed",
+        lambda workspace, folder: {"hidden_size": 48, "seed": 7, "learning_rate": 0.5},
+    ),
     "another tokenizer": ("tokenizer", _other_tokenizer),
     "other data": ("texts/train*.txt", _other_data),
     "no engine": ("tape-ds consolidate", lambda workspace, folder: {"deepspeed": "null"}),
@@ -242,7 +250,11 @@ def _copy(attempt: Attempt, *, two: bool = False) -> tuple[Path, Path]:
         with jobs.fork(attempt.workspace, SETTING, original, processes=1, start_anew="true") as job:
             assert job.wait() == 0, job.printed[-4000:]
     output = attempt.folder / "run"
-    shutil.copytree(original, output, ignore=shutil.ignore_patterns(run_folder.RANKS, run_folder.TRAINED, "results"))
+    shutil.copytree(
+        original,
+        output,
+        ignore=shutil.ignore_patterns(run_folder.RANKS, run_folder.TRAINED, "results"),
+    )
     (output / run_folder.FINISHED).unlink()
     shutil.rmtree(output / f"checkpoint-{STEPS}")
     return output, original
@@ -256,7 +268,9 @@ def _damaged(attempt: Attempt, damage: Damage, two: bool) -> None:
     refused = _resume(attempt, output, two, resume_from_checkpoint=newer)
     _assert_refused(refused, named)
     sealed = "sealed" in attempt.what  # where one can be sealed all can be: none is offered
-    assert sealed or older.name in refused.output, f"{older.name} is not offered\n{refused.output[-3000:]}"
+    assert sealed or older.name in refused.output, (
+        f"{older.name} is not offered\n{refused.output[-3000:]}"
+    )
     assert _tree(output) == before, "the refusal changed the folder"
     attempt.seen.append(f"{newer.name} refused, naming {named}")
     done = _resume(attempt, output, two, resume="auto")
@@ -265,7 +279,9 @@ def _damaged(attempt: Attempt, damage: Damage, two: bool) -> None:
         attempt.seen.append("refused by auto as well")
     else:
         assert done.code == 0, f"auto ended with {done.code}\n{done.output[-4000:]}"
-        assert f"not used: {newer.name}" in done.output and f"resuming from {older}" in done.output, done.output[-3000:]
+        assert (
+            f"not used: {newer.name}" in done.output and f"resuming from {older}" in done.output
+        ), done.output[-3000:]
         runs.assert_same(output, original)
         attempt.seen.append(f"auto resumed from {older.name}, to the last digit")
     assert not list(attempt.folder.rglob("pwned")), "what a file held was carried out"
@@ -273,16 +289,24 @@ def _damaged(attempt: Attempt, damage: Damage, two: bool) -> None:
 
 def _tree(output: Path) -> dict[str, str]:
     """All files of a run, locks aside."""
-    return {name: digest for name, digest in runs.digests(output).items() if not name.startswith(run_folder.RANKS)}
+    return {
+        name: digest
+        for name, digest in runs.digests(output).items()
+        if not name.startswith(run_folder.RANKS)
+    }
 
 
 def _assert_refused(ended: Ended, named: str) -> None:
     assert ended.code == 2, f"it ended with {ended.code}\n{ended.output[-4000:]}"
     assert "Traceback" not in ended.output, ended.output[-4000:]
-    assert named in ended.output and "remedy:" in ended.output, f"{named} is not named\n{ended.output[-3000:]}"
+    assert named in ended.output and "remedy:" in ended.output, (
+        f"{named} is not named\n{ended.output[-3000:]}"
+    )
 
 
-def _changed_inputs(attempt: Attempt, named: str, make: Callable[[Path, Path], dict[str, object]]) -> None:
+def _changed_inputs(
+    attempt: Attempt, named: str, make: Callable[[Path, Path], dict[str, object]]
+) -> None:
     """Refused, whichever checkpoint is asked for; as it was, the run is resumed to the last digit."""
     output, original = _copy(attempt)
     fields, before = make(attempt.workspace, attempt.folder), _tree(output)
@@ -303,7 +327,9 @@ def _empty_adapter(attempt: Attempt) -> None:
     file = folder / "adapter_model.safetensors"
     os.truncate(file, attempt.draw.choice((0, 4, 8, 100)))
     tool = ROOT / "tools" / "merge_adapter.py"
-    with Forked(tool, [str(folder), str(attempt.folder / "out")], attempt.folder / "merge.log") as job:
+    with Forked(
+        tool, [str(folder), str(attempt.folder / "out")], attempt.folder / "merge.log"
+    ) as job:
         _assert_refused(Ended(job.wait(), job.printed), file.name)
     assert not (attempt.folder / "out").exists(), "something was written"
     attempt.seen.append(f"refused, naming {file.name}")
@@ -318,7 +344,9 @@ def _evil_archive(attempt: Attempt) -> None:
     data = f"text:zip://train.txt::file://{path}"
     with jobs.fork(attempt.workspace, SETTING, output, processes=1, train_data=data) as job:
         assert job.wait() == 0, job.printed[-4000:]
-    assert not (attempt.folder.parent.parent / "pwned").exists() and not list(attempt.folder.rglob("pwned"))
+    assert not (attempt.folder.parent.parent / "pwned").exists() and not list(
+        attempt.folder.rglob("pwned")
+    )
     attempt.seen.append("one member was read, and nothing written outside")
 
 

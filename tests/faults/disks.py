@@ -41,10 +41,23 @@ def _calls(attempt: Attempt) -> None:
     points = ("torch.save", "os.fsync", "os.replace", "Path.write_text")
     point = draw.choice(points)
     rank = draw.choice([rank for rank, of_rank in counted.items() if of_rank.get(point)])
-    save, call = draw.choice((2, 3)), draw.randint(1, counted[rank][point] // 4)  # the reference run saved four times
+    # the reference run saved four times
+    save, call = (
+        draw.choice((2, 3)),
+        draw.randint(1, counted[rank][point] // 4),
+    )
     number = draw.choice((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO))
-    attempt.what = f"rank {rank}: {errno.errorcode[number]} from call {call} of {point} on within save {save}"
-    fault = {"act": "fail", "point": point, "rank": rank, "call": call, "save": save, "errno": number}
+    attempt.what = (
+        f"rank {rank}: {errno.errorcode[number]} from call {call} of {point} on within save {save}"
+    )
+    fault = {
+        "act": "fail",
+        "point": point,
+        "rank": rank,
+        "call": call,
+        "save": save,
+        "errno": number,
+    }
     with jobs.fork(attempt.workspace, SETTING, output, fault=fault) as job:
         _assert_survived(attempt, job, output, original)
 
@@ -57,7 +70,9 @@ def _assert_survived(attempt: Attempt, job: Job, output: Path, original: Path) -
     failed = printed.count("CHECKPOINT NOT SAVED")
     assert failed >= 1, f"no save failed, or nobody said so\n{printed[-3000:]}"
     assert "there is no" in printed or "there is checkpoint-" in printed, printed[-3000:]
-    attempt.seen.append(f"exit 0, {failed} save(s) given up, {checkpoint.committed(output)[-1].name} is the newest")
+    attempt.seen.append(
+        f"exit 0, {failed} save(s) given up, {checkpoint.committed(output)[-1].name} is the newest"
+    )
     runs.assert_whole(output)
     runs.assert_same(output, original)
     assert runs.newest(output) == STEPS, "the saves after it did not succeed"
@@ -68,7 +83,9 @@ def _full(attempt: Attempt) -> None:
     draw = attempt.draw
     original = jobs.reference(attempt.workspace, SETTING)
     left = draw.choice((0, 4096, 200_000, 500_000, SPARE + 2**19))
-    attempt.what = f"a real disk with {left:,} bytes left after the first save, and room again later"
+    attempt.what = (
+        f"a real disk with {left:,} bytes left after the first save, and room again later"
+    )
     with mounted(attempt.folder / "disk", "48m") as disk:
         output = disk / "run"
         log = attempt.folder / "run.log"
@@ -79,8 +96,14 @@ def _full(attempt: Attempt) -> None:
             (disk / "ballast").unlink()
             _assert_survived(attempt, job, output, original)
         assert "free" in job.printed and ("full" in job.printed or "missing" in job.printed)
-        rest = [path.name for path in output.rglob("*") if path.name.endswith((checkpoint.WRITING, format.REMOVED))]
-        assert not rest and run_folder.read(output / run_folder.FINISHED) is not None, f"left behind: {rest}"
+        rest = [
+            path.name
+            for path in output.rglob("*")
+            if path.name.endswith((checkpoint.WRITING, format.REMOVED))
+        ]
+        assert not rest and run_folder.read(output / run_folder.FINISHED) is not None, (
+            f"left behind: {rest}"
+        )
 
 
 def _fill(disk: Path, left: int) -> None:
@@ -98,7 +121,14 @@ def _read_only(attempt: Attempt) -> None:
     output, save = attempt.folder / "run", attempt.draw.choice((2, 3))
     original = jobs.reference(attempt.workspace, SETTING)
     attempt.what = f"every change is refused as on a read-only disk within save {save}"
-    fault = {"act": "fail", "point": "*", "rank": None, "call": 1, "save": save, "errno": errno.EROFS}
+    fault = {
+        "act": "fail",
+        "point": "*",
+        "rank": None,
+        "call": 1,
+        "save": save,
+        "errno": errno.EROFS,
+    }
     with jobs.fork(attempt.workspace, SETTING, output, fault=fault) as job:
         _assert_survived(attempt, job, output, original)
         assert "Read-only" in job.printed, job.printed[-3000:]

@@ -38,7 +38,13 @@ def fork(
     """
     script = ROOT / setting.launcher if fault is None else WORKER
     words = arguments(workspace, setting, output, **changed)
-    return Forked(script, words, log or output.with_name(f"{output.name}.log"), processes, _told(setting, fault))
+    return Forked(
+        script,
+        words,
+        log or output.with_name(f"{output.name}.log"),
+        processes,
+        _told(setting, fault),
+    )
 
 
 def start(
@@ -59,7 +65,11 @@ def start(
 
 def _told(setting: Setting, fault: Mapping[str, Any] | None) -> dict[str, str]:
     """What the worker is told of its fault."""
-    return {} if fault is None else {"FAULT": json.dumps({"launcher": str(ROOT / setting.launcher), **fault})}
+    return (
+        {}
+        if fault is None
+        else {"FAULT": json.dumps({"launcher": str(ROOT / setting.launcher), **fault})}
+    )
 
 
 def reference(workspace: Path, setting: Setting, **changed: Any) -> Path:
@@ -75,9 +85,13 @@ def reference(workspace: Path, setting: Setting, **changed: Any) -> Path:
     output.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{output}.lock"):
         if not (output / run_folder.FINISHED).exists():
-            with fork(workspace, setting, output, fault=counted, start_anew="true", **changed) as job:
+            with fork(
+                workspace, setting, output, fault=counted, start_anew="true", **changed
+            ) as job:
                 code = job.wait()
-                assert code == 0 and (output / run_folder.FINISHED).exists(), f"{code}: {job.printed[-4000:]}"
+                assert code == 0 and (output / run_folder.FINISHED).exists(), (
+                    f"{code}: {job.printed[-4000:]}"
+                )
     return output
 
 
@@ -97,7 +111,9 @@ def resume(workspace: Path, setting: Setting, output: Path, *, launched: bool) -
     log = output.with_name(f"{output.name}.resumed.log")
     with (start if launched else fork)(workspace, setting, output, log=log, resume="auto") as job:
         code, printed = job.wait(), job.printed
-    assert code == 0 and "Traceback" not in printed, f"the resume ended with {code}\n{printed[-4000:]}"
+    assert code == 0 and "Traceback" not in printed, (
+        f"the resume ended with {code}\n{printed[-4000:]}"
+    )
     return printed
 
 
@@ -115,4 +131,9 @@ def wait_for(job: Job, what: Callable[[], object]) -> None:
 
 def wait_for_step(job: Job, output: Path, step: int) -> None:
     """Until the run's metrics show this step, or it has finished."""
-    wait_for(job, lambda: last_step(output) >= step or run_folder.read(output / run_folder.FINISHED) is not None)
+    wait_for(
+        job,
+        lambda: (
+            last_step(output) >= step or run_folder.read(output / run_folder.FINISHED) is not None
+        ),
+    )

@@ -45,11 +45,14 @@ def go_on(attempt: Attempt, setting: Setting, output: Path, original: Path) -> N
     reached, saved = runs.last_step(output), runs.newest(output)
     finished = run_folder.read(output / run_folder.FINISHED) is not None
     runs.assert_whole(output)
-    attempt.seen.append("finished before" if finished else f"step {reached} reached, checkpoint-{saved} committed")
+    attempt.seen.append(
+        "finished before" if finished else f"step {reached} reached, checkpoint-{saved} committed"
+    )
     assert saved >= (reached - 1) // SAVE_STEPS * SAVE_STEPS, (
         f"step {reached} was reached, and {saved} is the newest save"
     )
-    launched = attempt.number % 7 == 6  # the others resume without DeepSpeed's launcher, by the same ranks
+    # the others resume without DeepSpeed's launcher, by the same ranks
+    launched = attempt.number % 7 == 6
     printed = jobs.resume(attempt.workspace, setting, output, launched=launched)
     if finished:
         assert "finished already" in printed, printed[-2000:]
@@ -57,7 +60,11 @@ def go_on(attempt: Attempt, setting: Setting, output: Path, original: Path) -> N
         assert f"resuming from {output / f'checkpoint-{saved}'}" in printed, printed[-2000:]
     runs.assert_whole(output)
     runs.assert_same(output, original)
-    left = [path.name for path in output.glob("checkpoint-*") if not path.name.rpartition("-")[2].isdigit()]
+    left = [
+        path.name
+        for path in output.glob("checkpoint-*")
+        if not path.name.rpartition("-")[2].isdigit()
+    ]
     assert not left, f"left behind: {left}"
 
 
@@ -65,12 +72,21 @@ def _within_a_save(attempt: Attempt, setting: Setting, output: Path) -> None:
     """A rank kills itself before, amid or after one of the calls that its saves make."""
     draw = attempt.draw
     counted = jobs.calls(attempt.workspace, setting)
-    point = draw.choice(sorted({point for of_rank in counted.values() for point in of_rank} - {RACING}))
+    point = draw.choice(
+        sorted({point for of_rank in counted.values() for point in of_rank} - {RACING})
+    )
     rank = draw.choice([rank for rank, of_rank in counted.items() if of_rank.get(point)])
     call, when = draw.randint(1, counted[rank][point]), draw.choice(("before", "amid", "after"))
     attempt.what = f"{setting.name}: rank {rank} dies {when} call {call} of {point} within a save"
     note = attempt.folder / "died"
-    fault = {"act": "kill", "point": point, "rank": rank, "call": call, "when": when, "note": str(note)}
+    fault = {
+        "act": "kill",
+        "point": point,
+        "rank": rank,
+        "call": call,
+        "when": when,
+        "note": str(note),
+    }
     if attempt.number % 2:
         with jobs.start(attempt.workspace, setting, output, fault=fault) as launch:
             launch.wait()
@@ -84,7 +100,9 @@ def _within_a_save(attempt: Attempt, setting: Setting, output: Path) -> None:
     assert note.exists(), f"it did not come to that call\n{printed[-2000:]}"
 
 
-def kill_at(attempt: Attempt, setting: Setting, output: Path, victim: str, step: int, delay: float = 0.0) -> None:
+def kill_at(
+    attempt: Attempt, setting: Setting, output: Path, victim: str, step: int, delay: float = 0.0
+) -> None:
     """Start a run, kill one of its processes some time after a step, and wait until all are gone."""
     attempt.what = f"{setting.name}: SIGKILL to {victim} {delay:.2f} s after step {step}"
     with jobs.start(attempt.workspace, setting, output) as launch:
@@ -95,7 +113,9 @@ def kill_at(attempt: Attempt, setting: Setting, output: Path, victim: str, step:
                 process.kill()
         launch.wait()
         attempt.seen.append(f"all gone {launch.gone():.1f} s later")
-        assert victim.startswith("rank") or "Traceback" not in launch.printed, launch.printed[-4000:]
+        assert victim.startswith("rank") or "Traceback" not in launch.printed, launch.printed[
+            -4000:
+        ]
 
 
 def find(launch: Launch, victim: str) -> psutil.Process | None:

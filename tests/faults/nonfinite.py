@@ -40,7 +40,9 @@ def _execute(attempt: Attempt) -> None:
     skipped = {line[0]: line[-1] for line in runs.metrics(output)}
     assert skipped[ONCE] == 0 and skipped[ONCE + 1] == 1, f"skipped, by step: {skipped}"
     told = [json.loads(line) for line in (output / run_folder.NONFINITE).read_text().splitlines()]
-    assert [each["step"] for each in told] == [ONCE + 1, *range(ENDING + 1, ENDING + 1 + LIMIT)], told
+    assert [each["step"] for each in told] == [ONCE + 1, *range(ENDING + 1, ENDING + 1 + LIMIT)], (
+        told
+    )
     assert all(each["kind"] == what and each["samples"] for each in told), told
     _assert_finite(output)
 
@@ -56,7 +58,11 @@ def _assert_finite(output: Path) -> None:
     folder = checkpoint.committed(output)[-1]
     assert checkpoint.step_of(folder) > ONCE
     for file in folder.glob("*.safetensors"):
-        broken = [name for name, tensor in load_file(file).items() if not torch.isfinite(tensor.float()).all()]
+        broken = [
+            name
+            for name, tensor in load_file(file).items()
+            if not torch.isfinite(tensor.float()).all()
+        ]
         assert not broken, f"{folder.name}/{file.name}: {broken}"
 
 

@@ -25,15 +25,21 @@ def _execute(attempt: Attempt) -> None:
     again = attempt.folder / "again"
     _run(attempt, after, again, resume_from_checkpoint=output / f"checkpoint-{step}", **changed)
     lines, expected = runs.metrics(again), runs.metrics(original)[step:]
-    assert [line[0] for line in lines] == list(range(step + 1, STEPS + 1)), f"steps {[line[0] for line in lines]}"
-    assert [line[4] for line in lines] == [line[4] for line in expected], "tokens are not consecutive"
+    assert [line[0] for line in lines] == list(range(step + 1, STEPS + 1)), (
+        f"steps {[line[0] for line in lines]}"
+    )
+    assert [line[4] for line in lines] == [line[4] for line in expected], (
+        "tokens are not consecutive"
+    )
     worst = max(abs(mine[1] - other[1]) for mine, other in zip(lines, expected, strict=True))
     attempt.seen.append(f"{len(lines)} losses, differing by {worst:.1e} at most")
     assert worst <= TOLERANCE, f"losses {lines} instead of {expected}"
 
 
 def _run(attempt: Attempt, processes: int, output: Path, **changed: object) -> None:
-    with jobs.fork(attempt.workspace, SETTINGS["packed"], output, processes=processes, **changed) as job:
+    with jobs.fork(
+        attempt.workspace, SETTINGS["packed"], output, processes=processes, **changed
+    ) as job:
         assert job.wait() == 0, job.printed[-4000:]
 
 

@@ -20,7 +20,10 @@ INTRODUCTION = (
 
 
 def write(
-    done: Mapping[str, Sequence[Outcome]], campaigns: Mapping[str, Campaign], started: Result, page: Path
+    done: Mapping[str, Sequence[Outcome]],
+    campaigns: Mapping[str, Campaign],
+    started: Result,
+    page: Path,
 ) -> None:
     """Write the page, and next to it ``faults/faults.json``.
 
@@ -33,8 +36,17 @@ def write(
     figures, rows, failures = {}, [], []
     for name, outcomes in done.items():
         failed = [_failure(outcome) for outcome in outcomes if not outcome.survived]
-        planned, tries, seconds = campaigns[name].count, len(outcomes), sum(outcome.seconds for outcome in outcomes)
-        figures[name] = {"planned": planned, "tries": tries, "survived": tries - len(failed), "failures": failed}
+        planned, tries, seconds = (
+            campaigns[name].count,
+            len(outcomes),
+            sum(outcome.seconds for outcome in outcomes),
+        )
+        figures[name] = {
+            "planned": planned,
+            "tries": tries,
+            "survived": tries - len(failed),
+            "failures": failed,
+        }
         figures[name]["seconds"] = round(seconds)
         of = "" if tries == planned else f" of {planned}"
         rows.append([name, f"{tries}{of}", str(tries - len(failed)), f"{seconds / 60:.0f}"])
@@ -44,20 +56,33 @@ def write(
     table = markdown_table(["fault", "tries", "survived", "minutes"], rows)
     meanings = [f"- **{name}**: {campaigns[name].means}" for name in done]
     parts = ["# Faults: what was tried, and what survived", INTRODUCTION, table, _about(finished)]
-    parts += ["## What a row means", "\n".join(meanings), "## Failures", "\n".join(failures) or "None."]
+    parts += [
+        "## What a row means",
+        "\n".join(meanings),
+        "## Failures",
+        "\n".join(failures) or "None.",
+    ]
     storage.write_text(page, "\n\n".join(parts) + "\n")
 
 
 def _failure(outcome: Outcome) -> dict[str, str]:
     """An attempt in a line, without folders of the machine that made it."""
-    detail = re.sub(r"/\S+/(attempts|references|material)/", r"\1/", " ".join(outcome.detail.split()))
-    return {"what": " ".join(outcome.what.split())[:300], "detail": detail[:300], "again": outcome.again}
+    detail = re.sub(
+        r"/\S+/(attempts|references|material)/", r"\1/", " ".join(outcome.detail.split())
+    )
+    return {
+        "what": " ".join(outcome.what.split())[:300],
+        "detail": detail[:300],
+        "again": outcome.again,
+    }
 
 
 def _about(result: Result) -> str:
     hardware, commit = result.hardware, result.commit or {}
     packages = ("python", "torch", "deepspeed", "transformers")
-    versions = ", ".join(f"{name} {result.versions[name]}" for name in packages if name in result.versions)
+    versions = ", ".join(
+        f"{name} {result.versions[name]}" for name in packages if name in result.versions
+    )
     state = ", with changes" if commit.get("dirty") else ""
     return (
         f"Command: `make faults`. Seed {result.seed}. {hardware['cpu']}, {hardware['cores']} cores, "

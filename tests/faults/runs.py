@@ -57,7 +57,13 @@ SETTINGS = {
         Setting(
             "streamed",
             "launchers/pretrain_c4.py",
-            {**NEW_MODEL, "streaming": "true", "stream_workers": 4, "dataloader_num_workers": 1, "deepspeed": "zero1"},
+            {
+                **NEW_MODEL,
+                "streaming": "true",
+                "stream_workers": 4,
+                "dataloader_num_workers": 1,
+                "deepspeed": "zero1",
+            },
         ),
         Setting(
             "pose",
@@ -76,7 +82,12 @@ SETTINGS = {
         Setting(
             "packed",
             "launchers/pretrain_c4.py",
-            {**NEW_MODEL, "num_key_value_heads": 2, "dataloader_num_workers": 2, "deepspeed": "zero2"},
+            {
+                **NEW_MODEL,
+                "num_key_value_heads": 2,
+                "dataloader_num_workers": 2,
+                "deepspeed": "zero2",
+            },
         ),
     )
 }
@@ -90,11 +101,15 @@ def material(workspace: Path) -> Path:
         if not (folder / "whole").exists():
             make_tiny(folder)
             for number in range(8):
-                lines = (f"def function_{i}(value):\n    return value + {i * number}\n" for i in range(40))
+                lines = (
+                    f"def function_{i}(value):\n    return value + {i * number}\n"
+                    for i in range(40)
+                )
                 (folder / f"train{number}.txt").write_text("\n".join(lines))
             for launcher in {setting.launcher for setting in SETTINGS.values()}:
                 name = Path(launcher).stem
-                (folder / f"{name}.yaml").write_text(f"launcher: {name}\n")  # everything is on the command line
+                # everything is on the command line
+                (folder / f"{name}.yaml").write_text(f"launcher: {name}\n")
             (folder / "whole").touch()
     return folder
 
@@ -105,7 +120,11 @@ def arguments(workspace: Path, setting: Setting, output: Path, **changed: Any) -
     words = {
         "recipe": folder / f"{Path(setting.launcher).stem}.yaml",
         **COMMON,
-        **({"model": folder / "model"} if "extend" in setting.launcher else {"tokenizer": folder / "model"}),
+        **(
+            {"model": folder / "model"}
+            if "extend" in setting.launcher
+            else {"tokenizer": folder / "model"}
+        ),
         "train_data": f"text:{folder}/train*.txt",
         "eval_data": "[]",
         "data_cache": workspace / "cache",
@@ -113,7 +132,12 @@ def arguments(workspace: Path, setting: Setting, output: Path, **changed: Any) -
         "output_dir": output,
         **changed,
     }
-    return [part for name, value in words.items() if value is not None for part in (f"--{name}", str(value))]
+    return [
+        part
+        for name, value in words.items()
+        if value is not None
+        for part in (f"--{name}", str(value))
+    ]
 
 
 def metrics(output: Path) -> list[tuple[Any, ...]]:
@@ -136,8 +160,13 @@ def _lines(output: Path) -> list[dict[str, Any]]:
 
 def digests(folder: Path, pattern: str = "**/*") -> dict[str, str]:
     """SHA-256 of every file below ``folder``, by its path there."""
-    files = sorted(path for path in folder.glob(pattern) if path.is_file() and not path.is_symlink())
-    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    files = sorted(
+        path for path in folder.glob(pattern) if path.is_file() and not path.is_symlink()
+    )
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
 
 
 def newest(output: Path) -> int:
@@ -149,7 +178,9 @@ def assert_whole(output: Path) -> None:
     """Every committed checkpoint is what its manifest says."""
     for folder in checkpoint.committed(output):
         manifest = checkpoint.read(folder)
-        wrong = checkpoint.missing_files(folder, manifest) or checkpoint.corrupt_files(folder, manifest)
+        wrong = checkpoint.missing_files(folder, manifest) or checkpoint.corrupt_files(
+            folder, manifest
+        )
         assert not wrong, f"{folder.name}: {wrong}"
 
 
@@ -159,5 +190,7 @@ def assert_same(output: Path, original: Path) -> None:
     differing = next((pair for pair in zip(mine, other, strict=False) if pair[0] != pair[1]), None)
     assert differing is None, f"(step, loss, grad_norm, learning_rate, tokens, skipped) {differing}"
     assert len(mine) == len(other), f"{len(mine)} lines of metrics instead of {len(other)}"
-    weights = [digests(folder / run_folder.TRAINED, "*.safetensors") for folder in (output, original)]
+    weights = [
+        digests(folder / run_folder.TRAINED, "*.safetensors") for folder in (output, original)
+    ]
     assert weights[0] and weights[0] == weights[1], "the weights are others"

@@ -25,7 +25,11 @@ def _stop(attempt: Attempt) -> None:
     name = SIGNALS[attempt.number // len(TARGETS) % len(SIGNALS)]
     step, delay = random_step(draw), draw.uniform(0, 0.3)
     attempt.what = f"{setting.name}: {name} to {target} {delay:.2f} s after step {step}"
-    before = [sys.executable, str(ROOT / "launchers" / "keep_alive.py")] if target == "keep_alive" else []
+    before = (
+        [sys.executable, str(ROOT / "launchers" / "keep_alive.py")]
+        if target == "keep_alive"
+        else []
+    )
     with jobs.start(attempt.workspace, setting, output, before=before) as launch:
         jobs.wait_for_step(launch, output, step)
         time.sleep(delay)
@@ -44,8 +48,12 @@ def _stop(attempt: Attempt) -> None:
     if run_folder.read(output / run_folder.FINISHED) is None:
         assert code == 0, f"it ended with {code}"
         newest = runs.newest(output)
-        assert newest >= reached, f"step {reached} was reached before the signal, and checkpoint-{newest} is the newest"
-        assert newest == runs.last_step(output), f"checkpoint-{newest} at step {runs.last_step(output)}"
+        assert newest >= reached, (
+            f"step {reached} was reached before the signal, and checkpoint-{newest} is the newest"
+        )
+        assert newest == runs.last_step(output), (
+            f"checkpoint-{newest} at step {runs.last_step(output)}"
+        )
         stopped = run_folder.read(output / run_folder.STOPPED)
         assert stopped is not None and stopped["step"] == newest, f"the marker is {stopped}"
     go_on(attempt, setting, output, original)
@@ -55,10 +63,13 @@ def _lose_the_launcher(attempt: Attempt) -> None:
     setting, output = setting_of(attempt.number * 10), attempt.folder / "run"
     original = jobs.reference(attempt.workspace, setting)
     victim = ("the runner", "launch.py")[attempt.number % 2]
-    kill_at(attempt, setting, output, victim, step=attempt.draw.randint(1, 3))  # early: ranks look once a second
+    # early: ranks look once a second
+    kill_at(attempt, setting, output, victim, step=attempt.draw.randint(1, 3))
     if run_folder.read(output / run_folder.FINISHED) is None:
         newest = runs.newest(output)
-        assert newest == runs.last_step(output), f"checkpoint-{newest} at step {runs.last_step(output)}"
+        assert newest == runs.last_step(output), (
+            f"checkpoint-{newest} at step {runs.last_step(output)}"
+        )
     go_on(attempt, setting, output, original)
 
 

@@ -9,7 +9,9 @@ TENTH = [(name, number) for name, campaign in ALL.items() for number in campaign
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize(("name", "number"), TENTH, ids=[f"{name}-{number}" for name, number in TENTH])
+@pytest.mark.parametrize(
+    ("name", "number"), TENTH, ids=[f"{name}-{number}" for name, number in TENTH]
+)
 def test_a_fault_is_survived(name, number, workspace):
     outcome = ALL[name].attempt(number, SEED, workspace)
     assert outcome.survived, f"{outcome.what}\n{outcome.detail}\nagain: {outcome.again}"

@@ -7,7 +7,9 @@ from tests.faults.campaign import Campaign
 
 def made(execute, **fields):
     """A campaign of four attempts."""
-    return Campaign("made", **{"count": 4, "daily": 2, "means": "nothing", "execute": execute, **fields})
+    return Campaign(
+        "made", **{"count": 4, "daily": 2, "means": "nothing", "execute": execute, **fields}
+    )
 
 
 def test_a_failure_is_kept_and_made_again_and_a_survivor_is_not(tmp_path, monkeypatch, capsys):
@@ -20,9 +22,14 @@ def test_a_failure_is_kept_and_made_again_and_a_survivor_is_not(tmp_path, monkey
 
     monkeypatch.setattr(command, "ALL", {"made": made(execute)})
     words = ["--only", "made", "--workspace", str(tmp_path), "--page", str(tmp_path / "faults.md")]
-    assert command.main(words) == 1 and [path.name for path in (tmp_path / "attempts").iterdir()] == ["made-0-2"]
+    assert command.main(words) == 1 and [
+        path.name for path in (tmp_path / "attempts").iterdir()
+    ] == ["made-0-2"]
     again = "python -m tests.faults --only made --number 2 --seed 0"
-    assert f"again: {again}" in capsys.readouterr().out and f"`{again}`: . lost" in (tmp_path / "faults.md").read_text()
+    assert (
+        f"again: {again}" in capsys.readouterr().out
+        and f"`{again}`: . lost" in (tmp_path / "faults.md").read_text()
+    )
     assert command.main(words) == 0 and tried == [0, 1, 2, 3, 2]
     page = (tmp_path / "faults.md").read_text()
     assert "| made | 4 | 4 | 0 |" in page and page.rstrip().endswith("None.")

@@ -96,7 +96,12 @@ def _patch_points() -> None:
         *((torch, "save"), (trained, "save_file"), (Path, "write_text")),
         *((torch.distributed, "all_gather_object"), (torch.distributed, "broadcast_object_list")),
         *((torch.distributed, "all_gather"), (deepspeed.comm, "barrier")),
-        *((checkpoint, "commit"), (format, "remove"), (checkpoint, "entry"), (checkpoint.Manifest, "write")),
+        *(
+            (checkpoint, "commit"),
+            (format, "remove"),
+            (checkpoint, "entry"),
+            (checkpoint.Manifest, "write"),
+        ),
         (storage, "sync"),
     ):
         point = f"{getattr(module, '__name__', module)}.{name}"
@@ -123,7 +128,12 @@ def _act(point: str, call: int, function: Callable[..., Any], args: Any, kwargs:
         time.sleep(FAULT["seconds"])
     mine = FAULT.get("rank") == RANK and FAULT.get("point") == point
     refused = mine or (FAULT.get("point") == "*" and point in CHANGES)
-    if act == "fail" and refused and saves == FAULT["save"] and counts_of_save[point] >= FAULT["call"]:
+    if (
+        act == "fail"
+        and refused
+        and saves == FAULT["save"]
+        and counts_of_save[point] >= FAULT["call"]
+    ):
         raise OSError(FAULT["errno"], os.strerror(FAULT["errno"]), str(args[0]) if args else None)
     turn = act == "kill" and mine and call == FAULT["call"]
     if turn and FAULT["when"] == "before":

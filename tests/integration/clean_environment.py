@@ -29,7 +29,11 @@ def needed(roots: Iterable[str] = ROOTS) -> dict[str, importlib.metadata.Distrib
             seen.add((name, extra))
             found[name] = importlib.metadata.distribution(name)
             wanted = map(Requirement, found[name].requires or ())
-            waiting += [each for each in wanted if each.marker is None or each.marker.evaluate({"extra": extra})]
+            waiting += [
+                each
+                for each in wanted
+                if each.marker is None or each.marker.evaluate({"extra": extra})
+            ]
     return found
 
 
@@ -38,13 +42,20 @@ def build(folder: Path, roots: Iterable[str] = ROOTS) -> Path:
     venv.create(folder, with_pip=False, symlinks=True)
     python = folder / "bin" / "python"
     asked = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
-    packages = Path(subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip())
+    packages = Path(
+        subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
+    )
     for distribution in needed(roots).values():
-        tops = {file.parts[0] for file in distribution.files or () if file.parts[0] not in ("..", "__pycache__")}
+        tops = {
+            file.parts[0]
+            for file in distribution.files or ()
+            if file.parts[0] not in ("..", "__pycache__")
+        }
         for top in tops:
             target = Path(str(distribution.locate_file(top)))
             link = packages / top
-            if target.exists() and not link.exists():  # namespace packages (nvidia) come from several
+            # namespace packages (nvidia) come from several
+            if target.exists() and not link.exists():
                 link.symlink_to(target)
     return python
 
@@ -55,7 +66,12 @@ def run(python: Path, code: str, folder: Path, *arguments: str) -> str:
     Raises:
         AssertionError: it failed.
     """
-    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
     done = subprocess.run(
         [str(python), "-I", "-c", code, *arguments],
         cwd=folder,

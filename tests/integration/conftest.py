@@ -28,14 +28,19 @@ class Ended:
     output: str
 
 
-def start(log: Path, *words: str, processes: int = 2, environment: Mapping[str, str] | None = None) -> Launch:
+def start(
+    log: Path, *words: str, processes: int = 2, environment: Mapping[str, str] | None = None
+) -> Launch:
     """``deepspeed --num_accelerators N words`` as a user types it, on the CPU."""
     return Launch([*deepspeed(processes), *words], log, environment)
 
 
 def launch(*words: str, processes: int = 2) -> Ended:
     """:func:`start`, and wait for its end: for what is about launching."""
-    with tempfile.TemporaryDirectory() as folder, start(Path(folder) / "log", *words, processes=processes) as running:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        start(Path(folder) / "log", *words, processes=processes) as running,
+    ):
         return Ended(running.wait(SECONDS), running.printed)
 
 
@@ -50,7 +55,9 @@ def forked(script: str, *words: str, processes: int = 2) -> Ended:
 
 def asked(request: pytest.FixtureRequest, *parameters: str) -> list[str]:
     """What a fixture of this file's tests has to compute: their values of these parameters, joined by ``-``."""
-    cases = [item.callspec.params for item in request.session.items if item.path == request.node.path]
+    cases = [
+        item.callspec.params for item in request.session.items if item.path == request.node.path
+    ]
     return list(dict.fromkeys("-".join(case[name] for name in parameters) for case in cases))
 
 
@@ -81,9 +88,14 @@ def make_tiny(folder: Path) -> Path:
     bpe.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     bpe.train_from_iterator(
-        [TEXT], trainers.BpeTrainer(vocab_size=300, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet)
+        [TEXT],
+        trainers.BpeTrainer(
+            vocab_size=300, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet
+        ),
     )
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", pad_token="</s>")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", pad_token="</s>"
+    )
     torch.manual_seed(3)
     config = LlamaConfig(
         hidden_size=32,

@@ -137,7 +137,11 @@ def run(name: str, material: Path, output: Path, start: Start, **changed: Any) -
         "output_dir": output,
         **changed,
     }
-    line = [part for key, value in words.items() for part in (f"--{key}", str(value).format(material=material))]
+    line = [
+        part
+        for key, value in words.items()
+        for part in (f"--{key}", str(value).format(material=material))
+    ]
     ended = start(f"launchers/{launcher}.py", *line, processes=processes)
     assert ended.code == 0, f"{name}: {ended.output[-4000:]}"
     return found_in(output)
@@ -160,7 +164,11 @@ def found_in(output: Path) -> Run:
 
 def weights_in(folder: Path) -> dict[str, torch.Tensor]:
     """All tensors of a folder of trained weights."""
-    return {name: weight for file in folder.glob("*.safetensors") for name, weight in load_file(file).items()}
+    return {
+        name: weight
+        for file in folder.glob("*.safetensors")
+        for name, weight in load_file(file).items()
+    }
 
 
 def sums(weight: torch.Tensor) -> list[float]:
@@ -184,7 +192,9 @@ def differences(found: Run, frozen: Run, exact: bool) -> list[str]:
         wrong.append(f"weights: of other names, {sorted(other)}")
     for name in sorted(found["weights"].keys() & frozen["weights"].keys()):
         now, was = found["weights"][name], frozen["weights"][name]
-        if not all(abs(a - b) <= allowed["weights"] * was[0] for a, b in zip(now, was, strict=True)):
+        if not all(
+            abs(a - b) <= allowed["weights"] * was[0] for a, b in zip(now, was, strict=True)
+        ):
             wrong.append(f"weights: {name} has sums {now}, had {was}")
     if exact and found["sha256"] != frozen["sha256"]:
         wrong.append("weights: other bytes")
@@ -195,10 +205,26 @@ def machine() -> dict[str, str]:
     """What decides how sums are rounded: torch's build, the CPU by which its libraries choose their code, and variables
     by which they choose another."""
     file = Path("/proc/cpuinfo")
-    cpu = dict(re.findall(r"^([\w ]+?)\s*: (.*)$", file.read_text(), re.MULTILINE)) if file.exists() else {}
-    kept = {name: cpu.get(name, "unknown") for name in ("vendor_id", "cpu family", "model", "model name", "flags")}
-    limits = {name: value for name, value in os.environ.items() if name.startswith(("MKL_", "ONEDNN_", "DNNL_"))}
-    return {"torch": torch.__version__, "vectors": torch.backends.cpu.get_cpu_capability(), **kept, **limits}
+    cpu = (
+        dict(re.findall(r"^([\w ]+?)\s*: (.*)$", file.read_text(), re.MULTILINE))
+        if file.exists()
+        else {}
+    )
+    kept = {
+        name: cpu.get(name, "unknown")
+        for name in ("vendor_id", "cpu family", "model", "model name", "flags")
+    }
+    limits = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(("MKL_", "ONEDNN_", "DNNL_"))
+    }
+    return {
+        "torch": torch.__version__,
+        "vectors": torch.backends.cpu.get_cpu_capability(),
+        **kept,
+        **limits,
+    }
 
 
 def load() -> tuple[dict[str, str], dict[str, Run]]:
@@ -209,7 +235,10 @@ def load() -> tuple[dict[str, str], dict[str, Run]]:
 
 def save(runs: Mapping[str, Run]) -> None:
     """Freeze runs of this machine, a line for each list of numbers."""
-    text = json.dumps({"machine": machine(), "runs": {name: runs[name] for name in NAMES if name in runs}}, indent=1)
+    text = json.dumps(
+        {"machine": machine(), "runs": {name: runs[name] for name in NAMES if name in runs}},
+        indent=1,
+    )
     text = re.sub(r"\[[^][]*\]", lambda numbers: json.dumps(json.loads(numbers[0])), text)
     FILE.parent.mkdir(parents=True, exist_ok=True)
     FILE.write_text(text + "\n")
@@ -217,9 +246,15 @@ def save(runs: Mapping[str, Run]) -> None:
 
 def main(words: list[str] | None = None) -> int:
     """The command; 1 where ``--check`` finds a difference."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="run", help=f"of {', '.join(NAMES)}; all where none is named")
-    parser.add_argument("--check", action="store_true", help="compare to the last digit, and freeze nothing")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="run", help=f"of {', '.join(NAMES)}; all where none is named"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="compare to the last digit, and freeze nothing"
+    )
     given = parser.parse_args(words)
     if unknown := set(given.names) - set(NAMES):
         parser.error(f"unknown run {', '.join(sorted(unknown))}; choose from {', '.join(NAMES)}")
@@ -231,7 +266,11 @@ def main(words: list[str] | None = None) -> int:
         material = make_material(Path(folder))
         for name in given.names or NAMES:
             found[name] = run(name, material, Path(folder) / name, launch)
-            wrong = differences(found[name], frozen[name], exact=True) if name in frozen else ["not frozen yet"]
+            wrong = (
+                differences(found[name], frozen[name], exact=True)
+                if name in frozen
+                else ["not frozen yet"]
+            )
             differing += bool(wrong)
             print(f"{name}:", *(wrong or ["as frozen"]), sep="\n    ", flush=True)
     if not given.check:

@@ -57,7 +57,9 @@ def run(tiny, model, output, method, stage, **changes):
         "output_dir": output,
         "train_embeddings": "true",
     }
-    words = [part for name, value in (fields | changes).items() for part in (f"--{name}", str(value))]
+    words = [
+        part for name, value in (fields | changes).items() for part in (f"--{name}", str(value))
+    ]
     ended = forked("launchers/extend_llama.py", *words)
     assert ended.code == 0, ended.output[-4000:]
     return output
@@ -73,7 +75,14 @@ def test_a_family_is_extended_resumed_and_exported(tiny, tmp_path, family, metho
     model = made(tmp_path / "model", tiny, family)
     whole = run(tiny, model, tmp_path / "whole", method, stage)
     if method == "full":
-        rest = run(tiny, model, tmp_path / "rest", method, stage, resume_from_checkpoint=whole / "checkpoint-3")
+        rest = run(
+            tiny,
+            model,
+            tmp_path / "rest",
+            method,
+            stage,
+            resume_from_checkpoint=whole / "checkpoint-3",
+        )
         assert losses(rest) == losses(whole)[3:]
     results = json.loads((whole / "results" / "run.json").read_text())
     variants = [f"{method}, trained", "untouched", "yarn x4, untrained"]
@@ -85,9 +94,13 @@ def test_a_family_is_extended_resumed_and_exported(tiny, tmp_path, family, metho
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "exported").eval()
     with torch.no_grad():
         expected = load_trained(whole / "trained").eval()(ids).logits
-        torch.testing.assert_close(merging.merge(whole / "trained")(ids).logits, expected, rtol=0, atol=2e-5)
+        torch.testing.assert_close(
+            merging.merge(whole / "trained")(ids).logits, expected, rtol=0, atol=2e-5
+        )
         torch.testing.assert_close(plain(ids).logits, expected, rtol=0, atol=2e-5)
     base = AutoModelForCausalLM.from_pretrained(model).state_dict()
-    unchanged = [name for name, tensor in plain.state_dict().items() if torch.equal(tensor, base[name])]
+    unchanged = [
+        name for name, tensor in plain.state_dict().items() if torch.equal(tensor, base[name])
+    ]
     if method == "full":  # every parameter got a gradient, but for the routers, which are frozen
         assert all("mlp.gate." in name for name in unchanged)

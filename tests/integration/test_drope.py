@@ -7,7 +7,7 @@ import torch
 
 from tape_ds.checkpoint.trained import load_trained
 from tape_ds.data import tokenizer as tokenizers
-from tape_ds.models.llama import evaluated_at
+from tape_ds.models.changed_positions import evaluated_at
 from tape_ds.scoring.losses import score_spans
 from tests.integration.conftest import forked
 from tests.integration.test_launchers import EXTEND, extension
@@ -15,8 +15,17 @@ from tests.integration.test_launchers import EXTEND, extension
 
 def test_a_model_without_rope_is_trained_and_scored_as_it_is_used(tiny, tmp_path):
     """The untouched model by its RoPE, the trained one by the factor of 128 tokens."""
-    changes = {"method": "drope", "window": 64, "pose_chunks": 1, "rope_parameters": "{}", "train_embeddings": "true"}
-    options = {"position_options.score_scale": 0.412, "rope_parameters.original_max_position_embeddings": None}
+    changes = {
+        "method": "drope",
+        "window": 64,
+        "pose_chunks": 1,
+        "rope_parameters": "{}",
+        "train_embeddings": "true",
+    }
+    options = {
+        "position_options.score_scale": 0.412,
+        "rope_parameters.original_max_position_embeddings": None,
+    }
     given = extension(tiny, tmp_path, **changes, **options)
     ended = forked(EXTEND, *given, processes=1)
     assert ended.code == 0, ended.output[-4000:]

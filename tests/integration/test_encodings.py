@@ -26,4 +26,6 @@ def test_a_sharded_encoding_is_the_whole_one(encoding, outcomes):
     assert sharded["start"] == whole["start"]
     assert sharded["losses"] == pytest.approx(whole["losses"], abs=1e-4)
     assert whole["losses"][1] != whole["losses"][0]
-    assert {name for name in whole["still"] + sharded["still"] if not name.endswith(WITHOUT_GRADIENT)} == set()
+    assert {
+        name for name in whole["still"] + sharded["still"] if not name.endswith(WITHOUT_GRADIENT)
+    } == set()

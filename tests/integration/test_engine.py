@@ -36,9 +36,14 @@ def test_exactly_the_named_parameters_move(outcomes):
     """The published code's reentrant checkpointing cut every position update off from its gradient."""
     assert {o["dtype"] for o in outcomes if o["bf16"]} == {"torch.bfloat16"}
     for outcome in outcomes:
-        assert outcome["moved"] == outcome["trainable"], (outcome["stage"], outcome["checkpointing"], outcome["method"])
+        assert outcome["moved"] == outcome["trainable"], (
+            outcome["stage"],
+            outcome["checkpointing"],
+            outcome["method"],
+        )
         if outcome["method"] == "tape":
-            assert sum(".position." in name for name in outcome["moved"]) == 8  # 4 kinds in all layers but the last
+            # 4 kinds in all layers but the last
+            assert sum(".position." in name for name in outcome["moved"]) == 8
 
 
 def test_zero_initialisation_survives_partitioning(outcomes):
@@ -46,8 +51,14 @@ def test_zero_initialisation_survives_partitioning(outcomes):
     for outcome in outcomes:
         if outcome["method"] == "lora":
             continue
-        assert len(outcome["fresh_zero"]) == 4 and all(name.endswith(ZERO) for name in outcome["fresh_zero"])
-        assert all(0.15 < std < 0.25 for name, std in outcome["fresh_std"].items() if name.endswith("gate.weight"))
+        assert len(outcome["fresh_zero"]) == 4 and all(
+            name.endswith(ZERO) for name in outcome["fresh_zero"]
+        )
+        assert all(
+            0.15 < std < 0.25
+            for name, std in outcome["fresh_std"].items()
+            if name.endswith("gate.weight")
+        )
 
 
 def test_stages_and_checkpointing_agree(outcomes):
@@ -63,7 +74,10 @@ def test_position_parameters_have_their_own_rate_and_no_decay(everything):
     schedule scales all rates alike."""
     for outcome in everything:
         own = [] if outcome["method"] == "lora" else [[pytest.approx(0.03), 0.0]]
-        assert outcome["groups"] == [[0.01, 0.3], [0.01, 0.0], *own], (outcome["stage"], outcome["method"])
+        assert outcome["groups"] == [[0.01, 0.3], [0.01, 0.0], *own], (
+            outcome["stage"],
+            outcome["method"],
+        )
         rates = [line["learning_rate"] for line in outcome["lines"]]
         assert 0.01 >= max(rates) > min(rates)
         positions = [line.get("position_learning_rate") for line in outcome["lines"]]
@@ -79,16 +93,27 @@ def test_positions_stay_distinct_under_the_engine(outcomes):
 def test_resumed_equals_uninterrupted_under_every_stage(everything, outcomes):
     """Frozen weights are in no checkpoint; adapters and tied embeddings come back as they were, to the last digit."""
     resumed = [outcome for outcome in everything if outcome["special"] == "resumed"]
-    assert {(o["stage"], o["method"]) for o in resumed} == {(1, "tape"), (2, "tape"), (3, "lora"), (3, "full")}
+    assert {(o["stage"], o["method"]) for o in resumed} == {
+        (1, "tape"),
+        (2, "tape"),
+        (3, "lora"),
+        (3, "full"),
+    }
     for outcome in resumed:
         key = ("stage", "checkpointing", "method", "bf16")
-        (whole,) = [other for other in outcomes if all(other[name] == outcome[name] for name in key)]
+        (whole,) = [
+            other for other in outcomes if all(other[name] == outcome[name] for name in key)
+        ]
         assert outcome["losses"][-2:] == whole["losses"][-2:], [outcome[name] for name in key]
 
 
 def test_a_student_begins_as_its_teacher_and_learns_from_both(everything):
     """TAPE's updates start at zero."""
-    ((first, *rest),) = [outcome["lines"] for outcome in everything if outcome["special"] == "distilled"]
+    ((first, *rest),) = [
+        outcome["lines"] for outcome in everything if outcome["special"] == "distilled"
+    ]
     assert abs(first["divergence"]) < 1e-5 and all(line["divergence"] > 1e-5 for line in rest[1:])
     for line in (first, *rest):
-        assert line["loss"] == pytest.approx(0.75 * line["cross_entropy"] + 0.25 * line["divergence"], abs=1e-5)
+        assert line["loss"] == pytest.approx(
+            0.75 * line["cross_entropy"] + 0.25 * line["divergence"], abs=1e-5
+        )

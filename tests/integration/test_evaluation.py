@@ -81,12 +81,19 @@ def test_two_processes_find_what_one_does(words, tmp_path):
     told = [*words, "--output", str(two)]
     if command in ("perplexity", "arithmetic"):
         with start(tmp_path / "log", "--module", "evaluation", *told) as running:
-            while not running.ended and not any(path.stat().st_size for path in two.glob(".*/*.jsonl")):
+            while not running.ended and not any(
+                path.stat().st_size for path in two.glob(".*/*.jsonl")
+            ):
                 time.sleep(0.01)
         assert not (two / f"{command}.json").exists()
     ended = forked("evaluation/__main__.py", *told)
     assert ended.code == 0 and ended.output.count("written: ") == 1, ended.output
-    main = {"perplexity": perplexity, "passkey": passkey, "arithmetic": arithmetic, "harness": harness}[command].main
+    main = {
+        "perplexity": perplexity,
+        "passkey": passkey,
+        "arithmetic": arithmetic,
+        "harness": harness,
+    }[command].main
     assert main([*words[1:], "--output", str(one)]) == 0
     assert figures(two) == figures(one)
 
@@ -96,10 +103,18 @@ def exported(tiny, tmp_path_factory):
     """A random model, and its export."""
     folder = tmp_path_factory.mktemp("exported")
     config = json.loads((tiny / "model" / "config.json").read_text())
-    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    names = (
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+    )
     sizes = {name: config[name] for name in (*names, "vocab_size", "bos_token_id", "eos_token_id")}
     torch.manual_seed(5)
-    model = TapeForCausalLM(TapeConfig(**sizes, max_position_embeddings=64, position_encoding="tape"))
+    model = TapeForCausalLM(
+        TapeConfig(**sizes, max_position_embeddings=64, position_encoding="tape")
+    )
     randomised(model).save_pretrained(folder / "model")
     for file in (tiny / "model").glob("tokenizer*"):
         (folder / "model" / file.name).write_bytes(file.read_bytes())
@@ -110,23 +125,40 @@ def exported(tiny, tmp_path_factory):
 def lm_eval(output, *words, **variables):
     """``lm_eval`` as it is typed."""
     command = [sys.executable, "-m", "lm_eval", "--model", "hf", "--device", "cpu", *words]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(output)}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(output),
+    }
     environment.pop("PYTHONPATH", None)
     command += ["--output_path", str(output), "--log_samples"]
-    done = subprocess.run(command, cwd=ROOT, env=environment | variables, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment | variables, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_plain_lm_eval_gives_the_same_on_an_exported_folder(exported, own, tmp_path, monkeypatch):
     """Nothing of this project is named but the exported folder, whose own code it runs."""
-    index = TaskManager(include_path=str(own), include_defaults=False)  # its own tasks are many thousands
+    # its own tasks are many thousands
+    index = TaskManager(include_path=str(own), include_defaults=False)
     told = {"pretrained": str(exported / "exported"), "trust_remote_code": True, "dtype": "float32"}
-    done = simple_evaluate("hf", told, tasks=["own_choose"], task_manager=index, device="cpu", log_samples=True)
+    done = simple_evaluate(
+        "hf", told, tasks=["own_choose"], task_manager=index, device="cpu", log_samples=True
+    )
     theirs = answers(done["samples"]["own_choose"])
     monkeypatch.setattr(tasks, "TaskManager", lambda **options: index)
     asked = ["--tasks", "own_choose", "--include_path", str(own)]
-    assert harness.main([str(exported / "model"), *asked, "--log_samples", "--output", str(tmp_path / "ours")]) == 0
-    assert len(theirs) == 17 * 3 and theirs == pytest.approx(written(tmp_path / "ours" / "lm_eval"), abs=1e-4)
+    assert (
+        harness.main(
+            [str(exported / "model"), *asked, "--log_samples", "--output", str(tmp_path / "ours")]
+        )
+        == 0
+    )
+    assert len(theirs) == 17 * 3 and theirs == pytest.approx(
+        written(tmp_path / "ours" / "lm_eval"), abs=1e-4
+    )
 
 
 def written(folder):
@@ -146,7 +178,14 @@ def test_plain_lm_eval_runs_the_passkey_task(tiny, tmp_path):
     """Nothing of this project but its folder of tasks is named; the model's arguments name the tokenizer."""
     asked = json.dumps({"lengths": [400, 500], "depths": [0, 1], "trials": 1})
     model = f"pretrained={tiny / 'model'},max_length=600,dtype=float32"
-    task = ["--tasks", "tape_passkey", "--include_path", "tape_ds/scoring/tasks", "--metadata", asked]
+    task = [
+        "--tasks",
+        "tape_passkey",
+        "--include_path",
+        "tape_ds/scoring/tasks",
+        "--metadata",
+        asked,
+    ]
     lm_eval(tmp_path, "--model_args", model, *task, "--batch_size", "1", PYTHONPATH=str(ROOT))
     (stored,) = tmp_path.rglob("results_*.json")
     scores = json.loads(stored.read_text())["results"]["tape_passkey"]

@@ -23,7 +23,12 @@ FORMS = {
     "own code": {"position_encoding": "tape"},
     "plain": {"position_encoding": "rope"},
 }
-ANGLES = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 64}
+ANGLES = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 2.0,
+    "original_max_position_embeddings": 64,
+}
 
 LOAD = """
 import json, sys
@@ -88,7 +93,10 @@ def exported(tiny, tmp_path_factory):
     expected = {"ids": ids}
     for name, changes in FORMS.items():
         config = convert.tape_config(
-            extendable.read(tiny / "model"), max_position_embeddings=128, rope_parameters=ANGLES, **changes
+            extendable.read(tiny / "model"),
+            max_position_embeddings=128,
+            rope_parameters=ANGLES,
+            **changes,
         )
         model = randomised(convert.load(tiny / "model", config))
         with torch.no_grad():
@@ -116,9 +124,15 @@ def found(exported, python, tmp_path_factory):
     for name in FORMS:
         shutil.copytree(exported / name, away / name)
     folders = [str(away / name) for name in FORMS]
-    printed = clean_environment.run(python, LOAD, away, str(exported / "expected.safetensors"), *folders)
-    assert "Do you wish to run the custom code" not in printed, "a snippet of the card made transformers ask"
-    assert printed.count("Once upon a time") == len(FORMS), "the snippets of the cards print what they generate"
+    printed = clean_environment.run(
+        python, LOAD, away, str(exported / "expected.safetensors"), *folders
+    )
+    assert "Do you wish to run the custom code" not in printed, (
+        "a snippet of the card made transformers ask"
+    )
+    assert printed.count("Once upon a time") == len(FORMS), (
+        "the snippets of the cards print what they generate"
+    )
     return {name: json.loads(printed.partition("FOUND")[2])[str(away / name)] for name in FORMS}
 
 
@@ -151,11 +165,16 @@ print(type(model).__module__)
 def test_it_loads_from_the_hub(exported, python, tmp_path):
     """transformers finds and copies the files of the hub's models in another way than those of folders: here from its
     own cache, as a download would have filled it."""
-    commit, cached = "c0ffee" * 6 + "beef", tmp_path / ".cache/huggingface/hub/models--somebody--tiny"
+    commit, cached = (
+        "c0ffee" * 6 + "beef",
+        tmp_path / ".cache/huggingface/hub/models--somebody--tiny",
+    )
     shutil.copytree(exported / "own code", cached / "snapshots" / commit)
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text(commit)
-    printed = clean_environment.run(python, FROM_THE_HUB, tmp_path, str(exported / "expected.safetensors"))
+    printed = clean_environment.run(
+        python, FROM_THE_HUB, tmp_path, str(exported / "expected.safetensors")
+    )
     assert printed.split()[-1] == f"transformers_modules.somebody.tiny.{commit}.modeling_tape"
 
 
@@ -180,11 +199,18 @@ print(type(exported).__module__.split(".")[0], type(own).__module__.split(".")[0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("imported", "module"), [("before", "tape_ds"), ("after", "transformers_modules")])
+@pytest.mark.parametrize(
+    ("imported", "module"), [("before", "tape_ds"), ("after", "transformers_modules")]
+)
 def test_it_works_beside_the_package(exported, tmp_path, imported, module):
     """transformers prefers a class that is registered already; otherwise the folder's code runs, and importing the
     package afterwards changes nothing for it: operators have names of their own."""
-    environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(tmp_path),
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": str(ROOT),
+    }
     told = [str(exported / "own code"), str(exported / "expected.safetensors"), imported]
     command = [sys.executable, "-c", BESIDE, *told]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)

@@ -84,11 +84,16 @@ def test_resumed_equals_uninterrupted_to_the_last_digit(uninterrupted, material,
     output, whole = uninterrupted(name)
     start = output / f"checkpoint-{SAVED}"
     rest = freeze_losses.run(name, material, tmp_path, forked, resume_from_checkpoint=start)
-    assert rest["losses"] == whole["losses"][SAVED:] and rest["grad_norms"] == whole["grad_norms"][SAVED:]
+    assert (
+        rest["losses"] == whole["losses"][SAVED:]
+        and rest["grad_norms"] == whole["grad_norms"][SAVED:]
+    )
     assert rest["sha256"] == whole["sha256"]
 
 
-@pytest.mark.parametrize("name", some([name for name in NAMES if not name.endswith("-zero3")], SHARED))
+@pytest.mark.parametrize(
+    "name", some([name for name in NAMES if not name.endswith("-zero3")], SHARED)
+)
 def test_scores_do_not_depend_on_how_the_work_is_shared(uninterrupted, name):
     """Ranks that share sequences in training score documents of their own; pieces of a model are scored together."""
     launcher = name.rpartition("-")[0]
@@ -125,12 +130,17 @@ def test_a_run_prints_from_one_rank_and_leaves_its_results(uninterrupted):
     output, _ = uninterrupted(EXTENDED)
     printed, figures = (output / "printed.txt").read_text(), figures_of(output)
     assert [printed.count(f"step {step:2}/10 |") for step in range(1, 11)] == [1] * 10
-    assert figures["steps"] == 10 and figures["tokens"] == 10 * 256 and figures["skipped_steps"] == 0
+    assert (
+        figures["steps"] == 10 and figures["tokens"] == 10 * 256 and figures["skipped_steps"] == 0
+    )
     start, end = "yarn x2, untrained", "tape+lora, trained"
     assert list(figures["loss_by_position"]) == ["untouched", start, f"{end}, updates off", end]
     asked = {each["variant"]: each for each in figures["passkey"]}
     assert list(asked) == ["untouched", start, end]
-    assert all((each["length"], each["trials"], len(each["replies"])) == (500, 3, 3) for each in asked.values())
+    assert all(
+        (each["length"], each["trials"], len(each["replies"])) == (500, 3, 3)
+        for each in asked.values()
+    )
     assert (output / "results" / "loss_by_position.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -147,7 +157,9 @@ def test_the_result_merges_reloads_and_generates(uninterrupted, tmp_path):
     assert merge.main([str(output / "trained"), str(tmp_path / "whole")]) == 0
     tape_ds.register()
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "whole").eval()
-    ids = AutoTokenizer.from_pretrained(tmp_path / "whole")("def function_7(value):", return_tensors="pt").input_ids
+    ids = AutoTokenizer.from_pretrained(tmp_path / "whole")(
+        "def function_7(value):", return_tensors="pt"
+    ).input_ids
     made = model.generate(ids, max_new_tokens=90, do_sample=False, eos_token_id=None)
     assert made.shape[1] == ids.shape[1] + 90 > 64
     direct = trained.load_trained(output / "trained").eval()
@@ -155,23 +167,33 @@ def test_the_result_merges_reloads_and_generates(uninterrupted, tmp_path):
         torch.testing.assert_close(model(made).logits, direct(made).logits, atol=2e-6, rtol=0)
 
 
-@pytest.mark.parametrize("name", some([name for name in NAMES if not name.endswith("-null")], DAILY))
+@pytest.mark.parametrize(
+    "name", some([name for name in NAMES if not name.endswith("-null")], DAILY)
+)
 def test_the_last_checkpoint_consolidates_to_what_was_trained(uninterrupted, tmp_path, name):
     """The engine's shards or pieces, put together by the tool, in fp32."""
     output, _ = uninterrupted(name)
     assert consolidate.main([str(output / f"checkpoint-{2 * SAVED}"), str(tmp_path / "whole")]) == 0
-    found, expected = (freeze_losses.weights_in(folder) for folder in (tmp_path / "whole", output / "trained"))
+    found, expected = (
+        freeze_losses.weights_in(folder) for folder in (tmp_path / "whole", output / "trained")
+    )
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
 
 
-@pytest.mark.parametrize("name", some([*sorted(SHARED), "extend_llama-zero1"], {"extend_llama-tensor"}))
-def test_every_collective_has_its_tensors_where_its_backend_takes_them(uninterrupted, material, tmp_path, name):
+@pytest.mark.parametrize(
+    "name", some([*sorted(SHARED), "extend_llama-zero1"], {"extend_llama-tensor"})
+)
+def test_every_collective_has_its_tensors_where_its_backend_takes_them(
+    uninterrupted, material, tmp_path, name
+):
     """On accelerators that are not there: load, steps, a save, scores. Tensor parallelism summed its weights on the
     CPU, for NCCL alone."""
 
     def start(script, *words, processes):
-        return forked("tests/integration/workers/on_accelerators.py", script, *words, processes=processes)
+        return forked(
+            "tests/integration/workers/on_accelerators.py", script, *words, processes=processes
+        )
 
     output, whole = uninterrupted(name)
     changes = SCORED["extend_llama"] | {"resume_from_checkpoint": output / f"checkpoint-{SAVED}"}
@@ -180,8 +202,13 @@ def test_every_collective_has_its_tensors_where_its_backend_takes_them(uninterru
 
 
 @pytest.mark.slow
-def test_samples_are_written_by_all_ranks_together_and_change_no_loss(uninterrupted, material, tmp_path):
-    name, asked = "train_arithmetic-zero3", {"sample_prompts": '["12+7=", "3+"]', "sample_steps": 5, "sample_tokens": 4}
+def test_samples_are_written_by_all_ranks_together_and_change_no_loss(
+    uninterrupted, material, tmp_path
+):
+    name, asked = (
+        "train_arithmetic-zero3",
+        {"sample_prompts": '["12+7=", "3+"]', "sample_steps": 5, "sample_tokens": 4},
+    )
     printed = []
 
     def start(*words, processes):
@@ -193,7 +220,11 @@ def test_samples_are_written_by_all_ranks_together_and_change_no_loss(uninterrup
     assert [printed[0].count(f"sample at step {step}: '12+7='") for step in (5, 6, 10)] == [1, 0, 1]
 
 
-LEFT_OPEN = {"deepspeed": "auto", "activation_checkpointing": "auto", "per_device_train_batch_size": "auto"}
+LEFT_OPEN = {
+    "deepspeed": "auto",
+    "activation_checkpointing": "auto",
+    "per_device_train_batch_size": "auto",
+}
 
 
 @pytest.mark.slow
@@ -206,12 +237,19 @@ def test_losses_do_not_depend_on_the_chosen_layout_which_a_resumed_run_keeps(mat
 
     def config_of(output):
         config = results.load(output / "results" / "run.json").config
-        return {key: value for key, value in config.items() if key not in ("output_dir", "resume_from_checkpoint")}
+        return {
+            key: value
+            for key, value in config.items()
+            if key not in ("output_dir", "resume_from_checkpoint")
+        }
 
     name, first, again = "extend_llama-zero1", tmp_path / "first", tmp_path / "again"
     whole = freeze_losses.run(name, material, first, start, **LEFT_OPEN)
     assert freeze_losses.differences(whole, FROZEN[name], exact=False) == []
-    assert config_of(first)["per_device_train_batch_size"] == 4 and config_of(first)["global_batch_size"] == 8
+    assert (
+        config_of(first)["per_device_train_batch_size"] == 4
+        and config_of(first)["global_batch_size"] == 8
+    )
     changes = LEFT_OPEN | {"resume_from_checkpoint": first / f"checkpoint-{SAVED}"}
     rest = freeze_losses.run(name, material, again, forked, **changes)
     assert rest["losses"] == whole["losses"][SAVED:] and rest["sha256"] == whole["sha256"]
@@ -230,7 +268,10 @@ def test_however_the_work_is_shared_one_process_learnt_the_same(launcher):
 def test_another_number_is_noticed():
     """In the last digit where that is asked for, else beyond the tolerance."""
     frozen = FROZEN["pretrain_c4-zero1"]
-    slight, large = ({**frozen, "losses": [loss * by for loss in frozen["losses"]]} for by in (1 + 1e-7, 1 + 1e-5))
+    slight, large = (
+        {**frozen, "losses": [loss * by for loss in frozen["losses"]]}
+        for by in (1 + 1e-7, 1 + 1e-5)
+    )
     assert freeze_losses.differences(slight, frozen, exact=True)
     assert not freeze_losses.differences(slight, frozen, exact=False)
     assert freeze_losses.differences(large, frozen, exact=False)

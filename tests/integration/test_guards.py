@@ -18,7 +18,9 @@ def launched(tmp_path_factory) -> tuple[dict[str, dict[str, Any]], str]:
     ended = forked("tests/integration/workers/guards.py", "--folder", str(folder))
     assert ended.code == 0, ended.output[-4000:]
     found = json.loads((folder / "outcomes.json").read_text())
-    return {f"ZeRO-{each['stage']} in {'bf16' if each['bf16'] else 'fp32'}": each for each in found}, ended.output
+    return {
+        f"ZeRO-{each['stage']} in {'bf16' if each['bf16'] else 'fp32'}": each for each in found
+    }, ended.output
 
 
 def lines(outcome: dict[str, Any], name: str) -> list[dict[str, Any]]:
@@ -44,9 +46,14 @@ def test_a_bad_step_changes_no_weight_on_any_rank_and_is_counted(launched):
 def test_the_rank_and_its_sample_are_named_and_kept(launched):
     """Rank 0's own loss is fine, and rank 0 is where a person looks."""
     outcomes, printed = launched
-    assert printed.count("step 2: the loss on rank 1 is NaN (samples 3); step SKIPPED") == len(outcomes)
+    assert printed.count("step 2: the loss on rank 1 is NaN (samples 3); step SKIPPED") == len(
+        outcomes
+    )
     for name, outcome in outcomes.items():
-        found = [(line["step"], line["kind"], line["ranks"], line["samples"]) for line in lines(outcome, NONFINITE)]
+        found = [
+            (line["step"], line["kind"], line["ranks"], line["samples"])
+            for line in lines(outcome, NONFINITE)
+        ]
         assert found == [(step, "loss", [1], {"1": [2 * step - 1]}) for step in BAD], name
 
 
@@ -55,4 +62,7 @@ def test_too_many_in_a_row_stop_all_ranks_at_the_same_step(launched):
     for name, outcome in launched[0].items():
         assert (outcome["steps"], outcome["skipped"]) == (BAD[-1], len(BAD)), name
         for own in outcome["ranks"]:
-            assert f"stopped: {LIMIT} steps in a row were not finite (nonfinite_limit)" in own["stopped"]
+            assert (
+                f"stopped: {LIMIT} steps in a row were not finite (nonfinite_limit)"
+                in own["stopped"]
+            )

@@ -67,9 +67,12 @@ def test_a_killed_rank_is_a_restart_and_a_signal_a_checkpoint_with_exit_code_0(t
     output = tmp_path / "run"
     lines = (f"def function_{i}(value):\n    return value + {i}\n" for i in range(1200))
     (tmp_path / "train0.txt").write_text("\n".join(lines))
-    starter = [sys.executable] if processes == 1 else deepspeed(processes)  # which imports for half a minute
+    # which imports for half a minute
+    starter = [sys.executable] if processes == 1 else deepspeed(processes)
     command = [sys.executable, "launchers/keep_alive.py", "--backoff", "0.5", *starter]
-    with Launch([*command, "launchers/pretrain_c4.py", *arguments(tmp_path, output)], tmp_path / "log") as kept:
+    with Launch(
+        [*command, "launchers/pretrain_c4.py", *arguments(tmp_path, output)], tmp_path / "log"
+    ) as kept:
         wait_for(kept, lambda: checkpoint.committed(output))
         first = pids_of(output)
         os.kill(first[processes - 1], signal.SIGKILL)
@@ -87,7 +90,13 @@ def test_a_killed_rank_is_a_restart_and_a_signal_a_checkpoint_with_exit_code_0(t
     assert held["step"] in [checkpoint.step_of(each) for each in checkpoint.committed(output)]
     assert f"continues from checkpoint-{held['step']}" in printed and run_lock.named(output) == []
 
-    again = forked("launchers/pretrain_c4.py", *arguments(tmp_path, output), "--resume", "auto", processes=processes)
+    again = forked(
+        "launchers/pretrain_c4.py",
+        *arguments(tmp_path, output),
+        "--resume",
+        "auto",
+        processes=processes,
+    )
     assert again.code == 0, again.output[-4000:]
     assert run_folder.read(output / run_folder.FINISHED)["step"] == STEPS
     assert run_folder.read(output / run_folder.STOPPED) is None

@@ -36,15 +36,24 @@ def extension(tiny, output, **changes):
 
 
 def words(flags):
-    return [part for name, value in flags.items() if value is not None for part in (f"--{name}", str(value))]
+    return [
+        part
+        for name, value in flags.items()
+        if value is not None
+        for part in (f"--{name}", str(value))
+    ]
 
 
 def test_a_mistake_is_one_message_on_two_ranks(tiny, tmp_path):
     """Once, whatever the number of ranks; exit code 2; no traceback; nothing written."""
     output = tmp_path / "never"
-    ended = launch(EXTEND, *extension(tiny, output, learning_rat=1, window="wide", global_batch_size=7))
+    ended = launch(
+        EXTEND, *extension(tiny, output, learning_rat=1, window="wide", global_batch_size=7)
+    )
     assert ended.code == 2 and not output.exists()
-    assert ended.output.count("problems found") == 1 and "learning_rat" in ended.output, ended.output[-3000:]
+    assert ended.output.count("problems found") == 1 and "learning_rat" in ended.output, (
+        ended.output[-3000:]
+    )
     assert "Traceback" not in ended.output
 
 
@@ -55,13 +64,18 @@ def test_angles_alone_are_scored_by_two_ranks_and_nothing_is_trained(tiny, tmp_p
     assert figures["steps"] == 0 and list(figures["loss_by_position"]) == ["yarn x2, untrained"]
     (asked,) = figures["passkey"]
     assert len(asked["replies"]) == 3
-    assert trained.read_record(tmp_path / "trained").names == () and not list(tmp_path.glob("checkpoint-*"))
+    assert trained.read_record(tmp_path / "trained").names == () and not list(
+        tmp_path.glob("checkpoint-*")
+    )
 
 
 @pytest.mark.slow
 def test_a_chat_is_learnt_by_two_ranks_as_by_one(tiny, tmp_path):
     """ZeRO-2, and one process without an engine."""
-    turns = [conversation(f"function_{n % 8}?", "return value", "and?", "def function") for n in range(60)]
+    turns = [
+        conversation(f"function_{n % 8}?", "return value", "and?", "def function")
+        for n in range(60)
+    ]
     talks = [turn[: 2 + n % 2 * 2] for n, turn in enumerate(turns)]
     write(tmp_path / "chat.jsonl", talks)
     (tmp_path / "mine.jinja").write_text(

@@ -16,7 +16,9 @@ def folder(request, tmp_path_factory):
     """One launch for the whole module."""
     folder = tmp_path_factory.mktemp("methods")
     names = asked(request, "method", "tying")
-    ended = forked("tests/integration/workers/methods.py", "--folder", str(folder), "--only", *names)
+    ended = forked(
+        "tests/integration/workers/methods.py", "--folder", str(folder), "--only", *names
+    )
     assert ended.code == 0, ended.output[-4000:]
     return folder
 
@@ -33,6 +35,8 @@ def test_merged_computes_what_two_ranks_trained(folder, method, tying):
     trained = folder / name_of(method, tying)
     at_the_end = torch.load(trained / "logits.pt")
     untrained = convert.load(folder / tying, TapeConfig.from_pretrained(trained))
-    assert not torch.allclose(logits(untrained), at_the_end, atol=1e-2), "three steps leave their mark"
+    assert not torch.allclose(logits(untrained), at_the_end, atol=1e-2), (
+        "three steps leave their mark"
+    )
     torch.testing.assert_close(logits(load_trained(trained)), at_the_end, atol=2e-5, rtol=0)
     torch.testing.assert_close(logits(merging.merge(trained)), at_the_end, atol=2e-5, rtol=0)

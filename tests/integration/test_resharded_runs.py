@@ -15,8 +15,15 @@ def flags(texts, output, stage, resumed=None):
     data = f"--train_data text:{texts}/*.txt --data_cache {texts}/cache --streaming true --stream_workers 4 --window 32"
     learning = "--max_steps 12 --global_batch_size 8 --per_device_train_batch_size 2 --learning_rate 0.01 --bf16 false"
     outside = f"--save_steps 4 --save_total_limit 4 --logging_steps 3 --deepspeed {stage} --output_dir {output}"
-    given = f"{model} --position_encoding tape {data} {learning} --weight_decay 0.5 {outside}".split()
-    return [*given, "--eval_data", "", *([] if resumed is None else ["--resume_from_checkpoint", str(resumed)])]
+    given = (
+        f"{model} --position_encoding tape {data} {learning} --weight_decay 0.5 {outside}".split()
+    )
+    return [
+        *given,
+        "--eval_data",
+        "",
+        *([] if resumed is None else ["--resume_from_checkpoint", str(resumed)]),
+    ]
 
 
 def metrics(output):
@@ -36,7 +43,10 @@ def test_a_run_goes_on_with_fewer_ranks_and_with_more_at_another_stage(tmp_path)
         (tmp_path / f"{number}.txt").write_text("\n".join(lines))
     run, one, two = tmp_path / "run", tmp_path / "one", tmp_path / "two"
     end("two ranks", forked(SCRIPT, *flags(tmp_path, run, "zero1")))
-    end("one rank", forked(SCRIPT, *flags(tmp_path, one, "zero1", run / "checkpoint-4"), processes=1))
+    end(
+        "one rank",
+        forked(SCRIPT, *flags(tmp_path, one, "zero1", run / "checkpoint-4"), processes=1),
+    )
     end("two again", forked(SCRIPT, *flags(tmp_path, two, "zero3", one / "checkpoint-8")))
     expected = metrics(run)
     assert [step for step, *_ in expected] == [1, 3, 6, 9, 12]

@@ -29,10 +29,16 @@ KINDS = {
     "z3-cpu": (3, False, {"offload_optimizer": {"device": "cpu"}}),
     "z2-bf16": (2, True, {}),
     "z3-bf16": (3, True, {}),
-    **{f"z{stage}-bf16-fp32": (stage, True, {}) for stage in (1, 2, 3)},  # gradients are summed in fp32
+    # gradients are summed in fp32
+    **{f"z{stage}-bf16-fp32": (stage, True, {}) for stage in (1, 2, 3)},
 }
 """By name: ZeRO stage, whether in bf16, further settings of ZeRO."""
-SUMMED_IN_FP32 = [("z1-bf16-fp32", 1), ("z1-bf16-fp32", 3), ("z2-bf16-fp32", 1), ("z3-bf16-fp32", 1)]
+SUMMED_IN_FP32 = [
+    ("z1-bf16-fp32", 1),
+    ("z1-bf16-fp32", 3),
+    ("z2-bf16-fp32", 1),
+    ("z3-bf16-fp32", 1),
+]
 """``data_types.grad_accum_dtype``: at stage 1 in bf16 another optimizer of DeepSpeed's, which was refused."""
 WEIGHTS_ONLY = {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}
 TOLERANCE = {False: 1e-5, True: 2e-2}
@@ -66,11 +72,15 @@ def job(name, kind, resume=None, stage=None, universal=False):
 def sealed(folder, stage, processes):
     """What an engine saved, as a committed checkpoint."""
     files = {
-        path.relative_to(folder).as_posix(): checkpoint.entry(path) for path in folder.rglob("*") if path.is_file()
+        path.relative_to(folder).as_posix(): checkpoint.entry(path)
+        for path in folder.rglob("*")
+        if path.is_file()
     }
     done = folder.parent / "runs" / folder.name / "checkpoint-3"
     done.parent.mkdir(parents=True)
-    checkpoint.commit(folder, done, Manifest(step=3, processes=processes, stage=stage, files=files, identity={}))
+    checkpoint.commit(
+        folder, done, Manifest(step=3, processes=processes, stage=stage, files=files, identity={})
+    )
     return done
 
 
@@ -109,31 +119,69 @@ def assert_gone_on_alike(saved, outcomes):
         assert now.stage == stage and was.shapes == now.shapes
         for name in was.shapes:
             for key in (None, "exp_avg", "exp_avg_sq"):
-                assert torch.equal(was.whole(name, key), now.whole(name, key)), (kind, before, stage, name, key)
-        settings = [(group["lr"], group["weight_decay"]) for group in now.optimizer()["param_groups"]]
+                assert torch.equal(was.whole(name, key), now.whole(name, key)), (
+                    kind,
+                    before,
+                    stage,
+                    name,
+                    key,
+                )
+        settings = [
+            (group["lr"], group["weight_decay"]) for group in now.optimizer()["param_groups"]
+        ]
         assert all(flat["step"] == 3 for flat in now.optimizer()["state"].values())
         assert settings == [(1e-2, 0.1), (1e-2, 0.0), (3e-2, 0.0)]
-        assert losses == pytest.approx(expected, abs=TOLERANCE[KINDS[kind][1]]), (kind, before, stage)
+        assert losses == pytest.approx(expected, abs=TOLERANCE[KINDS[kind][1]]), (
+            kind,
+            before,
+            stage,
+        )
 
 
 def test_two_ranks_become_one_at_every_stage(saved, tmp_path):
     """With and without a change of stage; the losses are those of the two ranks, going on."""
     wishes = [(kind, 2, stage) for kind in ("z1", "z2", "z3", "z3-bf16") for stage in (1, 2, 3)]
     wishes += [(kind, 2, stage) for kind in ("z3-cut", "z3-cpu") for stage in (2, 3)]
-    wishes += [("z2-bf16", 2, 3), ("z2-cpu", 2, 2), *((kind, 2, stage) for kind, stage in SUMMED_IN_FP32)]
+    wishes += [
+        ("z2-bf16", 2, 3),
+        ("z2-cpu", 2, 2),
+        *((kind, 2, stage) for kind, stage in SUMMED_IN_FP32),
+    ]
     assert_gone_on_alike(saved, gone_on(saved, tmp_path, wishes, 1))
 
 
 def test_one_rank_becomes_two_and_stages_change_among_two(saved, tmp_path):
-    wishes = [("z1", 1, 1), ("z2", 1, 2), ("z3", 1, 3), ("z3-cut", 1, 3), ("z3-bf16", 1, 3), ("z2-bf16", 1, 3)]
-    wishes += [("z1", 2, 3), ("z2", 2, 3), ("z3", 2, 1), ("z3", 2, 2), ("z2-bf16", 2, 3), ("z3-bf16", 2, 2)]
+    wishes = [
+        ("z1", 1, 1),
+        ("z2", 1, 2),
+        ("z3", 1, 3),
+        ("z3-cut", 1, 3),
+        ("z3-bf16", 1, 3),
+        ("z2-bf16", 1, 3),
+    ]
+    wishes += [
+        ("z1", 2, 3),
+        ("z2", 2, 3),
+        ("z3", 2, 1),
+        ("z3", 2, 2),
+        ("z2-bf16", 2, 3),
+        ("z3-bf16", 2, 2),
+    ]
     wishes += [(kind, 1, stage) for kind, stage in SUMMED_IN_FP32]
     assert_gone_on_alike(saved, gone_on(saved, tmp_path, wishes, 2))
 
 
 @pytest.mark.slow
 def test_two_ranks_become_four(saved, tmp_path):
-    wishes = [("z1", 2, 1), ("z2", 2, 2), ("z3", 2, 3), ("z3-cut", 2, 3), ("z2", 2, 3), ("z3", 2, 1), ("z3-bf16", 2, 3)]
+    wishes = [
+        ("z1", 2, 1),
+        ("z2", 2, 2),
+        ("z3", 2, 3),
+        ("z3-cut", 2, 3),
+        ("z2", 2, 3),
+        ("z3", 2, 1),
+        ("z3-bf16", 2, 3),
+    ]
     assert_gone_on_alike(saved, gone_on(saved, tmp_path, wishes, 4))
 
 
@@ -144,16 +192,30 @@ def universal(saved, tmp_path_factory):
     wishes = [(kind, stage) for kind in ("z1", "z3") for stage in (1, 2, 3)] + [("z2-turns", 2)]
     for kind in {kind for kind, _ in wishes}:
         convert(engine_folder(saved[kind, 2][0]), folder / kind / "global_step3")
-    jobs = [job(f"{kind}-{stage}", kind, folder / kind, stage, universal=True) for kind, stage in wishes]
+    jobs = [
+        job(f"{kind}-{stage}", kind, folder / kind, stage, universal=True) for kind, stage in wishes
+    ]
     return dict(zip(wishes, run_jobs(folder, jobs, 1).values(), strict=True))
 
 
 def convert(source, out):
     """DeepSpeed's own command, in this process."""
     out.mkdir(parents=True)
-    options = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False, "strict": True}
-    options |= {"input_folder": str(source), "output_folder": str(out), "inject_missing_state": False}
-    with torch.serialization.safe_globals(engine_state.ALLOWED), mock.patch.dict(os.environ, WEIGHTS_ONLY):
+    options = {
+        "num_extract_workers": 1,
+        "num_merge_workers": 1,
+        "keep_temp_folder": False,
+        "strict": True,
+    }
+    options |= {
+        "input_folder": str(source),
+        "output_folder": str(out),
+        "inject_missing_state": False,
+    }
+    with (
+        torch.serialization.safe_globals(engine_state.ALLOWED),
+        mock.patch.dict(os.environ, WEIGHTS_ONLY),
+    ):
         ds_to_universal.main(Namespace(**options))
 
 
@@ -171,7 +233,10 @@ def test_universal_checkpoints_go_on_between_stages_1_and_2_alone(saved, univers
 
 def zero_to_fp32(folder, **options):
     """DeepSpeed's own way to whole weights."""
-    with torch.serialization.safe_globals(engine_state.ALLOWED), mock.patch.dict(os.environ, WEIGHTS_ONLY):
+    with (
+        torch.serialization.safe_globals(engine_state.ALLOWED),
+        mock.patch.dict(os.environ, WEIGHTS_ONLY),
+    ):
         return get_fp32_state_dict_from_zero_checkpoint(str(folder), **options)
 
 
@@ -181,7 +246,9 @@ def test_zero_to_fp32_does_not_yet_read_pieces_and_is_not_lazy_below_stage_3(sav
         folder = saved[kind, 2][0]
         weight = zero_to_fp32(folder, tag="global_step3", lazy_mode=True)["up.weight"]
         assert isinstance(weight, torch.Tensor) is not lazy
-        assert torch.equal(weight.contiguous(), EngineState(engine_folder(folder)).whole("up.weight"))
+        assert torch.equal(
+            weight.contiguous(), EngineState(engine_folder(folder)).whole("up.weight")
+        )
     write_cut_engine(tmp_path / "global_step7", example_groups(), {"c": (0, (5, 6))}, 2, 1, 1)
     with pytest.raises(ValueError, match="Expected 1 of"):
         zero_to_fp32(tmp_path, tag="global_step7")

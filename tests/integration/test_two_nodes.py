@@ -63,14 +63,45 @@ def flags(folder: Path, output: Path, **changes: object) -> list[str]:
 
 def runner(folder: Path, node: int, port: int) -> list[str]:
     """DeepSpeed's launcher for one machine."""
-    own = ["--no_ssh", "--node_rank", str(node), "--master_addr", "127.0.0.1", "--master_port", str(port)]
-    return [sys.executable, "-m", "deepspeed.launcher.runner", "--hostfile", str(folder / "hosts"), *own]
+    own = [
+        "--no_ssh",
+        "--node_rank",
+        str(node),
+        "--master_addr",
+        "127.0.0.1",
+        "--master_port",
+        str(port),
+    ]
+    return [
+        sys.executable,
+        "-m",
+        "deepspeed.launcher.runner",
+        "--hostfile",
+        str(folder / "hosts"),
+        *own,
+    ]
 
 
 def torchrun(folder: Path, node: int, port: int) -> list[str]:
     """torchrun for one machine."""
-    program = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1"]
-    return [*program, "--node_rank", str(node), "--master_addr", "127.0.0.1", "--master_port", str(port)]
+    program = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nnodes",
+        "2",
+        "--nproc_per_node",
+        "1",
+    ]
+    return [
+        *program,
+        "--node_rank",
+        str(node),
+        "--master_addr",
+        "127.0.0.1",
+        "--master_port",
+        str(port),
+    ]
 
 
 def both(
@@ -84,7 +115,11 @@ def both(
     port = free_port()
     with contextlib.ExitStack() as stack:
         started = [
-            stack.enter_context(Launch([*start(folder, node, port), *own], tmp_path / f"node{node}.log", environment))
+            stack.enter_context(
+                Launch(
+                    [*start(folder, node, port), *own], tmp_path / f"node{node}.log", environment
+                )
+            )
             for node, (own, environment) in enumerate(zip(words, environments, strict=True))
         ]
         return [each.wait(SECONDS) for each in started], [each.printed for each in started]
@@ -94,8 +129,14 @@ def test_two_machines_train_together(tmp_path, folder):
     words = [PRETRAIN, *flags(folder, tmp_path / "run")]
     codes, printed = both(tmp_path, folder, [words, words])
     assert codes == [0, 0], printed
-    assert run_folder.read(tmp_path / "run" / run_folder.FINISHED)["step"] == 4 and "2 processes" in printed[0]
-    assert [each.name for each in checkpoint.committed(tmp_path / "run")] == ["checkpoint-2", "checkpoint-4"]
+    assert (
+        run_folder.read(tmp_path / "run" / run_folder.FINISHED)["step"] == 4
+        and "2 processes" in printed[0]
+    )
+    assert [each.name for each in checkpoint.committed(tmp_path / "run")] == [
+        "checkpoint-2",
+        "checkpoint-4",
+    ]
 
 
 @pytest.mark.slow
@@ -106,7 +147,9 @@ def test_a_machine_that_differs_is_named_and_both_end(tmp_path, folder):
     (tmp_path / "tape_ds" / "training" / "metrics.py").open("a").write("# another version\n")
     words = [PRETRAIN, *flags(folder, tmp_path / "run")]
     other = [str(tmp_path / PRETRAIN), *flags(folder, tmp_path / "run", learning_rate=0.5)]
-    codes, printed = both(tmp_path, folder, [words, other], environments=[{}, {"PYTHONPATH": str(tmp_path)}])
+    codes, printed = both(
+        tmp_path, folder, [words, other], environments=[{}, {"PYTHONPATH": str(tmp_path)}]
+    )
     assert codes == [2, 2], printed
     assert "code on node_rank 1" in printed[0] and "tape_ds/training/metrics.py" in printed[0]
     assert "learning_rate on node_rank 1" in printed[0] and "= '0.5'" in printed[0]
@@ -121,7 +164,10 @@ def test_torchrun_brings_the_machines_together_and_ends_both_when_one_breaks_dow
     assert codes == [0, 0] and "together: 2 ranks" in printed[0], printed
     codes, printed = both(tmp_path / "broken", folder, [words, [*words, "--break_down"]], torchrun)
     assert codes == [1, 1], printed
-    assert "start on node_rank 1" in printed[0] and "ended with KeyError: 'a library is broken here'" in printed[0]
+    assert (
+        "start on node_rank 1" in printed[0]
+        and "ended with KeyError: 'a library is broken here'" in printed[0]
+    )
 
 
 TWO_HOSTS = """
@@ -152,11 +198,23 @@ exit $code
 @pytest.mark.slow
 def test_hosts_whose_own_name_is_a_loopback_address_find_each_other(tmp_path, folder):
     """Gloo connected to 127.0.1.1, and every job over such machines ended with its first group."""
-    hosts = ["unshare", "--user", "--map-root-user", "--net", "--mount", "--uts", "bash", "-c", TWO_HOSTS, "hosts"]
+    hosts = [
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "--net",
+        "--mount",
+        "--uts",
+        "bash",
+        "-c",
+        TWO_HOSTS,
+        "hosts",
+    ]
     tried = subprocess.run([*hosts, str(tmp_path)], capture_output=True, text=True)
     if tried.returncode:
         pytest.skip(f"this machine makes no namespaces for its users: {tried.stderr.strip()}")
-    job = [sys.executable, str(ROOT / NODES), *flags(folder, tmp_path / "run")]  # a mount namespace begins in /
+    # a mount namespace begins in /
+    job = [sys.executable, str(ROOT / NODES), *flags(folder, tmp_path / "run")]
     with Launch([*hosts, str(tmp_path), *job], tmp_path / "log") as started:
         assert started.wait(SECONDS) == 0, started.printed
         assert "together: 2 ranks" in started.printed
@@ -184,10 +242,19 @@ def test_the_slurm_script_starts_a_launcher_a_machine(tmp_path, folder):
     submitted.mkdir()
     for name in ("launchers", "ds_configs", ".venv"):
         (submitted / name).symlink_to(ROOT / name)
-    job = {"SLURM_SUBMIT_DIR": str(submitted), "SLURM_JOB_ID": str(free_port()), "SLURM_JOB_NODELIST": "node[1-2]"}
+    job = {
+        "SLURM_SUBMIT_DIR": str(submitted),
+        "SLURM_JOB_ID": str(free_port()),
+        "SLURM_JOB_NODELIST": "node[1-2]",
+    }
     job |= {"SLURM_GPUS_ON_NODE": "1", "SLURM_JOB_NUM_NODES": "2", "SLURM_CPUS_ON_NODE": "2"}
     job |= {"PATH": f"{Path(sys.executable).parent}:{tmp_path}:{os.environ['PATH']}"}
-    command = ["bash", "launchers/slurm.sbatch", "launchers/pretrain_c4.py", *flags(folder, tmp_path / "run")]
+    command = [
+        "bash",
+        "launchers/slurm.sbatch",
+        "launchers/pretrain_c4.py",
+        *flags(folder, tmp_path / "run"),
+    ]
     with Launch(command, tmp_path / "log", job) as started:
         assert started.wait(SECONDS) == 0, started.printed
         assert "keep_alive: finished" in started.printed
@@ -203,9 +270,13 @@ def ssh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         pytest.skip("needs sshd and pdsh: apt install openssh-server pdsh")
     made = tmp_path_factory.mktemp("ssh")
     for name in ("host", "own"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", made / name], check=True)
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", made / name], check=True
+        )
     port, key = free_port(), (made / "host.pub").read_text().split(" ", 1)[1].strip()
-    (made / "known").write_text("".join(f"[{address}]:{port} ssh-ed25519 {key}\n" for address in ADDRESSES))
+    (made / "known").write_text(
+        "".join(f"[{address}]:{port} ssh-ed25519 {key}\n" for address in ADDRESSES)
+    )
     listen = "".join(f"ListenAddress {address}\n" for address in ADDRESSES)
     (made / "sshd_config").write_text(
         f"Port {port}\n{listen}HostKey {made}/host\nAuthorizedKeysFile {made}/own.pub\nPidFile none\nStrictModes no\n"
@@ -215,9 +286,12 @@ def ssh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         f"Host *\n  Port {port}\n  IdentityFile {made}/own\n  IdentitiesOnly yes\n  UserKnownHostsFile {made}/known\n"
     )
     if os.getuid() == 0:
-        Path("/run/sshd").mkdir(exist_ok=True)  # where sshd shuts in the process that speaks to strangers
+        # where sshd shuts in the process that speaks to strangers
+        Path("/run/sshd").mkdir(exist_ok=True)
     server = subprocess.Popen([sshd, "-D", "-f", made / "sshd_config", "-E", made / "log"])
-    (made / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {shlex.quote(str(made))}/config "$@"\n')
+    (made / "ssh").write_text(
+        f'#!/bin/sh\nexec {shutil.which("ssh")} -F {shlex.quote(str(made))}/config "$@"\n'
+    )
     (made / "ssh").chmod(0o755)
     probe = ["ssh", "-F", made / "config", "-o", "BatchMode=yes", ADDRESSES[1], "true"]
     try:
@@ -235,7 +309,14 @@ def ssh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 def by_ssh(hosts: Path, *words: str) -> list[str]:
     """``deepspeed --hostfile ...`` as a user types it."""
-    own = ["--hostfile", str(hosts), "--master_addr", "127.0.0.1", "--master_port", str(free_port())]
+    own = [
+        "--hostfile",
+        str(hosts),
+        "--master_addr",
+        "127.0.0.1",
+        "--master_port",
+        str(free_port()),
+    ]
     return [sys.executable, "-m", "deepspeed.launcher.runner", *own, *words]
 
 
@@ -243,7 +324,13 @@ def by_ssh(hosts: Path, *words: str) -> list[str]:
 def test_keep_alive_starts_again_what_ssh_had_started(tmp_path, folder, ssh):
     output = tmp_path / "run"
     words = ["launchers/pretrain_c4.py", *flags(folder, output, max_steps=60, save_steps=5)]
-    command = [sys.executable, "launchers/keep_alive.py", "--backoff", "0.5", *by_ssh(folder / "hosts", *words)]
+    command = [
+        sys.executable,
+        "launchers/keep_alive.py",
+        "--backoff",
+        "0.5",
+        *by_ssh(folder / "hosts", *words),
+    ]
     with Launch(command, tmp_path / "log", ssh) as started:
         try:
             wait_for(started, lambda: checkpoint.committed(output))

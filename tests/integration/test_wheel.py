@@ -17,8 +17,28 @@ pytestmark = pytest.mark.slow
 
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "*.egg-info", "tests")
 SMALL = (
-    *("--hidden_size", "32", "--intermediate_size", "64", "--num_hidden_layers", "2", "--num_attention_heads", "2"),
-    *("--vocab_size", "320", "--window", "64", "--eval_tokens", "1024", "--max_steps", "2", "--warmup_steps", "1"),
+    *(
+        "--hidden_size",
+        "32",
+        "--intermediate_size",
+        "64",
+        "--num_hidden_layers",
+        "2",
+        "--num_attention_heads",
+        "2",
+    ),
+    *(
+        "--vocab_size",
+        "320",
+        "--window",
+        "64",
+        "--eval_tokens",
+        "1024",
+        "--max_steps",
+        "2",
+        "--warmup_steps",
+        "1",
+    ),
 )
 
 
@@ -28,7 +48,11 @@ def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     (folder / "source").mkdir()
     for each in ROOT.iterdir():
-        if each.is_dir() and each.name != "runs" and each.name not in LEFT_OUT(str(ROOT), [each.name]):
+        if (
+            each.is_dir()
+            and each.name != "runs"
+            and each.name not in LEFT_OUT(str(ROOT), [each.name])
+        ):
             shutil.copytree(each, folder / "source" / each.name, ignore=LEFT_OUT)
         elif each.is_file():
             shutil.copy(each, folder / "source")
@@ -44,7 +68,17 @@ def environment(wheel, tmp_path_factory):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     folder = tmp_path_factory.mktemp("environment")
     python = clean_environment.build(folder, project["dependencies"])
-    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", str(wheel)]
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(python),
+        "install",
+        "--quiet",
+        "--no-deps",
+        str(wheel),
+    ]
     subprocess.run(install, check=True)
     return python.parent
 
@@ -52,11 +86,21 @@ def environment(wheel, tmp_path_factory):
 @pytest.fixture
 def user(environment, tmp_path):
     """Start ``tape-ds`` as somebody who has no checkout; returns what it prints."""
-    own = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    own = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
 
     def start(*words, code=0):
         done = subprocess.run(
-            [environment / "tape-ds", *words], cwd=tmp_path, env=own, capture_output=True, text=True, timeout=280
+            [environment / "tape-ds", *words],
+            cwd=tmp_path,
+            env=own,
+            capture_output=True,
+            text=True,
+            timeout=280,
         )
         assert done.returncode == code, done.stdout[-2000:] + done.stderr[-4000:]
         assert str(ROOT) not in done.stdout + done.stderr, "something of the checkout"
@@ -68,11 +112,19 @@ def user(environment, tmp_path):
 def test_the_wheel_has_every_file_of_the_package_and_one_top_level_name(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {name.split("/")[0].split("-")[0] for name in names} == {"tape_ds"}
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
     listed = [name for name in listed if (ROOT / name).exists()]
     wanted = {name for name in listed if name.startswith("tape_ds/")}
-    wanted |= {f"tape_ds/{name}" for name in listed if name.startswith("ds_configs/") and name.endswith(".json")}
-    recipes = {name.removeprefix("launchers/") for name in listed if name.startswith("launchers/recipes/")}
+    wanted |= {
+        f"tape_ds/{name}"
+        for name in listed
+        if name.startswith("ds_configs/") and name.endswith(".json")
+    }
+    recipes = {
+        name.removeprefix("launchers/") for name in listed if name.startswith("launchers/recipes/")
+    }
     wanted |= {f"tape_ds/{name}" for name in recipes}
     assert len(recipes) > 20 and wanted <= names
 
@@ -84,7 +136,9 @@ def test_commands_that_only_look(user):
         "tape_ds/ds_configs",
     ]
     assert "max_steps: 400" in user("pretrain", "--print_config")
-    assert "--target_length" in user("extend", "--help") and "llama3_8b_32k_qlora_24gb" in user("extend", "--list")
+    assert "--target_length" in user("extend", "--help") and "llama3_8b_32k_qlora_24gb" in user(
+        "extend", "--list"
+    )
     assert "6.755 B" in user("plan", "llama2_7b_8k", "--gpus", "8", "--gpu", "a100-80")
     user("extned", code=2)
 
@@ -97,5 +151,13 @@ def test_a_model_is_trained_and_scored(user, tmp_path):
     user("pretrain", *SMALL, *data, "--output_dir", "run")
     assert (tmp_path / "run" / "results" / "run.json").is_file()
     words = ("run", "--data", "text:held.txt", "--lengths", "64", "128")
-    user("evaluate", "perplexity", *words, "--num_accelerators", "2", "--master_port", str(free_port()))
+    user(
+        "evaluate",
+        "perplexity",
+        *words,
+        "--num_accelerators",
+        "2",
+        "--master_port",
+        str(free_port()),
+    )
     assert (tmp_path / "run" / "evaluation" / "perplexity.json").is_file()

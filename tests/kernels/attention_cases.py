@@ -53,19 +53,28 @@ def case(
 ) -> Case:
     """Random tensors, laid out as projections give them: [B, tokens, heads, columns]."""
     sizes = ((queries, heads), *3 * [(keys, groups)], *2 * [(queries, heads)])
-    tensors = [torch.randn(batch, *size, width, device=DEVICE).to(dtype).transpose(1, 2) for size in sizes]
+    tensors = [
+        torch.randn(batch, *size, width, device=DEVICE).to(dtype).transpose(1, 2) for size in sizes
+    ]
     offset = options.get("offset", keys - queries)
-    places_T, places_S = offset + torch.arange(queries, device=DEVICE), torch.arange(keys, device=DEVICE)
+    places_T, places_S = (
+        offset + torch.arange(queries, device=DEVICE),
+        torch.arange(keys, device=DEVICE),
+    )
     allowed_BTS = (places_S <= places_T[:, None]).expand(batch, -1, -1)
     if (ids_BS := options.get("document_ids")) is not None:
         own_BT = torch.full((batch, queries), -1, device=DEVICE)
         there_T = (places_T >= 0) & (places_T < keys)
         own_BT[:, there_T] = ids_BS[:, places_T[there_T]].to(own_BT)
-        allowed_BTS = allowed_BTS & (own_BT[:, :, None] == ids_BS[:, None, :]) & (ids_BS >= 0)[:, None, :]
+        allowed_BTS = (
+            allowed_BTS & (own_BT[:, :, None] == ids_BS[:, None, :]) & (ids_BS >= 0)[:, None, :]
+        )
     return Case(*tensors, allowed_BTS, options)
 
 
-def gradients(attend: Callable[..., tuple[Tensor, Tensor]], example: Case, dtype: torch.dtype) -> list[Tensor]:
+def gradients(
+    attend: Callable[..., tuple[Tensor, Tensor]], example: Case, dtype: torch.dtype
+) -> list[Tensor]:
     """Both outputs and the gradients of all inputs, with everything in ``dtype``."""
     inputs = [x.detach().to(dtype).requires_grad_() for x in example.inputs]
     outputs = attend(*inputs)
@@ -77,7 +86,10 @@ def truth(example: Case) -> list[Tensor]:
     """In fp64."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
-        out, moved = (reference.attention(q, k, value, example.allowed_BTS, example.scale)[0] for value in (v, e))
+        out, moved = (
+            reference.attention(q, k, value, example.allowed_BTS, example.scale)[0]
+            for value in (v, e)
+        )
         return out, moved
 
     return gradients(attend, example, torch.float64)
@@ -100,16 +112,27 @@ def check(found: Sequence[Tensor], example: Case) -> None:
     """Every tensor (the outputs, or all of :data:`NAMES`) is at most twice as far from fp64 as plain PyTorch in the
     same precision (and one rounding), by the root of the squares."""
     dtype = example.q_BHTK.dtype
-    for name, ours, theirs, right in zip(NAMES, found, plain(example), truth(example), strict=False):
+    for name, ours, theirs, right in zip(
+        NAMES, found, plain(example), truth(example), strict=False
+    ):
         assert ours.dtype == dtype and ours.shape == right.shape, name
-        error, allowance = (ours - right).norm(), (theirs - right).norm()  # in fp64; NaN anywhere is NaN here
+        # in fp64; NaN anywhere is NaN here
+        error, allowance = (
+            (ours - right).norm(),
+            (theirs - right).norm(),
+        )
         floor = torch.finfo(dtype).eps * right.norm()
-        assert error <= 2 * allowance + floor, f"{name}: error {error:.2e}, plain PyTorch {allowance:.2e}"
+        assert error <= 2 * allowance + floor, (
+            f"{name}: error {error:.2e}, plain PyTorch {allowance:.2e}"
+        )
 
 
 def documents(*runs: tuple[int, int], batch: int = 1) -> Tensor:
     """int32 [B, S] of runs (document, tokens); -1 is padding."""
-    ids = [torch.full((tokens,), document, dtype=torch.int32, device=DEVICE) for document, tokens in runs]
+    ids = [
+        torch.full((tokens,), document, dtype=torch.int32, device=DEVICE)
+        for document, tokens in runs
+    ]
     return torch.cat(ids).expand(batch, -1)
 
 
@@ -122,4 +145,6 @@ def nan_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         return x.fill_(float("nan")) if x.is_floating_point() else x
 
     monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: poison(empty(*args, **kwargs)))
-    monkeypatch.setattr(torch, "empty_like", lambda *args, **kwargs: poison(empty_like(*args, **kwargs)))
+    monkeypatch.setattr(
+        torch, "empty_like", lambda *args, **kwargs: poison(empty_like(*args, **kwargs))
+    )

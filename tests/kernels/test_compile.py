@@ -17,9 +17,13 @@ from tools.compile_gate import launches
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = "tests.kernels.gate_examples"
-NEWEST, OLDEST = re.findall(r"^triton==(\S+)", (ROOT / "requirements-triton.txt").read_text(), re.MULTILINE)
+NEWEST, OLDEST = re.findall(
+    r"^triton==(\S+)", (ROOT / "requirements-triton.txt").read_text(), re.MULTILINE
+)
 
-pytestmark = pytest.mark.skipif(jit.triton is None, reason="Triton is not published for this platform")
+pytestmark = pytest.mark.skipif(
+    jit.triton is None, reason="Triton is not published for this platform"
+)
 
 
 def gate(*arguments, folder=None, **variables):
@@ -28,7 +32,13 @@ def gate(*arguments, folder=None, **variables):
     environment["PYTHONPATH"] = os.pathsep.join([*([str(folder)] if folder else []), str(ROOT)])
     command = [sys.executable, "-m", "tools.compile_kernels", *arguments]
     done = subprocess.run(
-        command, cwd=ROOT, env=environment | variables, capture_output=True, text=True, errors="replace", check=False
+        command,
+        cwd=ROOT,
+        env=environment | variables,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
     )
     return done.returncode, done.stdout + done.stderr
 
@@ -36,7 +46,9 @@ def gate(*arguments, folder=None, **variables):
 @pytest.mark.slow
 def test_every_launch_for_hopper_compiles_with_the_newest_triton():
     """Each once and for one kind of GPU, to be quick; ``make compile-kernels`` compiles every specialisation."""
-    code, output = gate("--once", "--capability", "90", "--dtype", "bf16", folder=other_triton(NEWEST))
+    code, output = gate(
+        "--once", "--capability", "90", "--dtype", "bf16", folder=other_triton(NEWEST)
+    )
     assert code == 0, output
     assert f"Triton {NEWEST}: " in output
 
@@ -61,7 +73,9 @@ def other_triton(version):
 def examples(tmp_path_factory):
     """Exit code and output of the gate on one kernel for each verdict, with an empty cache."""
     cache = tmp_path_factory.mktemp("triton")
-    return gate("--kernels", EXAMPLES, "--capability", "90", "--dtype", "bf16", TRITON_CACHE_DIR=str(cache))
+    return gate(
+        "--kernels", EXAMPLES, "--capability", "90", "--dtype", "bf16", TRITON_CACHE_DIR=str(cache)
+    )
 
 
 @pytest.mark.slow

@@ -25,7 +25,17 @@ def decode(example, with_state=True, **options):
         ({"queries": 3, "keys": 50, "width": 32, "heads": 2, "groups": 2}, 1),
         ({"queries": 2, "keys": 45, "width": 80, "heads": 2}, 2),
         ({"queries": 2, "keys": 45, "width": 128, "heads": 2}, 2),
-        ({"queries": 2, "keys": 100, "width": 64, "heads": 4, "groups": 2, "dtype": torch.float16}, 3),
+        (
+            {
+                "queries": 2,
+                "keys": 100,
+                "width": 64,
+                "heads": 4,
+                "groups": 2,
+                "dtype": torch.float16,
+            },
+            3,
+        ),
     ],
     ids=str,
 )
@@ -43,11 +53,15 @@ def test_output(shape, splits, with_state):
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 def test_padding_is_never_used(poison):
     """Left-padded sequences of unequal length, one of them padding alone; padded queries give 0."""
-    ids = torch.cat([documents((-1, 35), (0, 25)), documents((-1, 60)), documents((0, 20), (1, 38), (-1, 2))])
+    ids = torch.cat(
+        [documents((-1, 35), (0, 25)), documents((-1, 60)), documents((0, 20), (1, 38), (-1, 2))]
+    )
     padding = (ids < 0)[:, None, :, None]
     example = case(4, 60, 32, batch=3, heads=2, document_ids=ids)
     q = example.q_BHTK.masked_fill(padding[:, :, -4:], poison)
-    poisoned, clean = ([x.masked_fill(padding, fill) for x in example[1:4]] for fill in (poison, 0.0))
+    poisoned, clean = (
+        [x.masked_fill(padding, fill) for x in example[1:4]] for fill in (poison, 0.0)
+    )
     found = decode_attention(q, *poisoned, document_ids=ids, splits=3)
     check(found, example._replace(**dict(zip(example._fields[1:4], clean, strict=True))))
     assert all((x.masked_select(padding[:, :, -4:]) == 0).all() for x in found)
@@ -58,7 +72,9 @@ def test_documents_of_any_integers(dtype):
     """In uint8 nothing is below 0, and so nothing could be absent."""
     ids = documents((0, 15), (1, 25))
     example = case(2, 40, 16)
-    found, expected = (torch.cat(decode(example, document_ids=each, splits=2)) for each in (ids.to(dtype), ids))
+    found, expected = (
+        torch.cat(decode(example, document_ids=each, splits=2)) for each in (ids.to(dtype), ids)
+    )
     assert torch.equal(found, expected)
 
 
@@ -67,7 +83,9 @@ def test_a_slice_of_a_static_cache():
     """Value and state side by side in a larger buffer, whose rest, and what lies behind the last query, holds NaN."""
     buffer = torch.full((2, 2, 90, 3, 64), float("nan"), device=DEVICE, dtype=DTYPE)
     example = case(2, 70, 32, batch=2, heads=4, groups=2, offset=48)
-    views = [buffer[:, :, :70, place, left : left + 32] for place, left in ((0, 0), (2, 0), (2, 32))]
+    views = [
+        buffer[:, :, :70, place, left : left + 32] for place, left in ((0, 0), (2, 0), (2, 32))
+    ]
     for view, x in zip(views, example[1:4], strict=True):
         view[:, :, :50] = x[:, :, :50]
         x[:, :, 50:] = 0
@@ -97,7 +115,16 @@ def test_tensor_cores(width, with_state, dtype):
     """Long caches, new numbers each time: a race shows itself sooner or later."""
     for repeat in range(20):
         ids = documents((-1, 100), (0, 3900), batch=2) if repeat % 2 else None
-        example = case(1 + 5 * (repeat % 3), 4000, width, batch=2, heads=8, groups=2, dtype=dtype, document_ids=ids)
+        example = case(
+            1 + 5 * (repeat % 3),
+            4000,
+            width,
+            batch=2,
+            heads=8,
+            groups=2,
+            dtype=dtype,
+            document_ids=ids,
+        )
         check(decode(example, with_state, document_ids=ids), example)
 
 

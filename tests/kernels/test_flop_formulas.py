@@ -38,7 +38,10 @@ def test_attention(wide):
     q, k, v = leaves((B, H, T, K), (B, G, S, K), (B, G, S, 2 * K if wide else K))
     unit = 2 * B * H * T * S * K
     forward, both = (3, 3 + 7) if wide else (2, 2 + 5)
-    assert counted(lambda *qkv: cpu_attention(*qkv, False, 1.0), q, k, v) == (forward * unit, both * unit)
+    assert counted(lambda *qkv: cpu_attention(*qkv, False, 1.0), q, k, v) == (
+        forward * unit,
+        both * unit,
+    )
 
 
 @pytest.mark.skipif(not jit.INTERPRETED, reason="fp32 kernels are for Triton's interpreter")
@@ -53,13 +56,18 @@ def test_attention_by_triton():
 
 def test_both_updates_of_the_state():
     start = torch.randn(1, 1, T, K)
-    state, moved, attend, gate, expand, contract = leaves((B, G, T, K), (B, H, T, K), (G, H), (B, T, I), (I, G), (G, I))
+    state, moved, attend, gate, expand, contract = leaves(
+        (B, G, T, K), (B, H, T, K), (G, H), (B, T, I), (I, G), (G, I)
+    )
 
     def mix(*tensors):
         return position_mix(start, *tensors, dtype=torch.float32)
 
     mixing, feeding = 2 * B * T * G * H * K, 2 * B * T * G * G * (I + K)
-    assert counted(mix, state, moved, attend, gate, expand, contract) == (mixing + feeding, 3 * (mixing + feeding))
+    assert counted(mix, state, moved, attend, gate, expand, contract) == (
+        mixing + feeding,
+        3 * (mixing + feeding),
+    )
     assert counted(mix, state, moved, attend, None, None, None)[0] == mixing
     assert counted(mix, state, None, None, gate, expand, contract)[0] == feeding
 
@@ -74,6 +82,14 @@ def test_the_head_computes_its_gradients_in_the_forward():
 def test_every_operator_with_products_has_a_formula():
     """Rotation multiplies, but not matrices; scaling a gradient neither."""
     without = {"position_state", "rotate", "rotate_backward", "scaled_gradient"}
-    named = {name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if name.startswith("tape_ds::")}
-    with_formula = {str(operator).split(".")[-1] for operator in flop_registry if str(operator).startswith("tape_ds.")}
+    named = {
+        name.split("::")[1]
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("tape_ds::")
+    }
+    with_formula = {
+        str(operator).split(".")[-1]
+        for operator in flop_registry
+        if str(operator).startswith("tape_ds.")
+    }
     assert named - without == with_formula

@@ -36,11 +36,15 @@ def on_a_gpu(monkeypatch):
 
 def tensor(device, dtype):
     """What ``why_not`` reads of a tensor, on a device that need not be here."""
-    return SimpleNamespace(device=torch.device(device), dtype=dtype, is_cuda=device.startswith("cuda"))
+    return SimpleNamespace(
+        device=torch.device(device), dtype=dtype, is_cuda=device.startswith("cuda")
+    )
 
 
 # A100, Orin, B200
-@pytest.mark.parametrize(("gpu", "column"), [((8, 0, 163), 80), ((8, 7, 163), 80), ((10, 0, 227), 90)])
+@pytest.mark.parametrize(
+    ("gpu", "column"), [((8, 0, 163), 80), ((8, 7, 163), 80), ((10, 0, 227), 90)]
+)
 def test_a_gpu_takes_the_newest_column_that_is_not_newer_than_itself(on_a_gpu, gpu, column):
     on_a_gpu(*gpu)
     assert jit.capability(torch.device("cuda", 0)) == column
@@ -92,9 +96,13 @@ def test_a_missing_compiler_or_header_is_known(machine, tmp_path):
 
 def test_without_a_compiler_the_plain_forms_answer(on_a_gpu, monkeypatch):
     on_a_gpu(9, 0, 227)
-    x = mock.Mock(is_cuda=True, dtype=torch.bfloat16, device=torch.device("cuda", 0), shape=(1, 4, 8, 64))
+    x = mock.Mock(
+        is_cuda=True, dtype=torch.bfloat16, device=torch.device("cuda", 0), shape=(1, 4, 8, 64)
+    )
     x.numel.return_value = 2048
-    given = mock.Mock(moved=x, gate=None, **{"sizes.return_value": (1, 4, 8, 64), "heads.return_value": 4})
+    given = mock.Mock(
+        moved=x, gate=None, **{"sizes.return_value": (1, 4, 8, 64), "heads.return_value": 4}
+    )
     given.wide.return_value = torch.float32
     assert rotate_triton.fits(x) and position_mix_triton.fits(given)
     monkeypatch.setattr(jit, "no_compiler", lambda: "no compiler here")

@@ -28,7 +28,9 @@ def measured(monkeypatch):
 
     monkeypatch.setattr(launch, "INTERPRETED", False)
     monkeypatch.setattr(launch, "capability", lambda device: 90)
-    monkeypatch.setattr(launch, "triton", SimpleNamespace(testing=SimpleNamespace(do_bench=do_bench)))
+    monkeypatch.setattr(
+        launch, "triton", SimpleNamespace(testing=SimpleNamespace(do_bench=do_bench))
+    )
     monkeypatch.setattr(launch, "_MEASURED", {})
     monkeypatch.delenv(launch.AUTOTUNE, raising=False)
     return timed
@@ -39,7 +41,9 @@ def choose(width=64, shape=(1, 8, 1024), name="kernel"):
     return launch.choose(name, TABLE, DEVICE, width, shape, lambda each: each)
 
 
-@pytest.mark.parametrize(("width", "block"), [(1, 16), (16, 16), (17, 32), (80, 128), (128, 128), (129, 256)])
+@pytest.mark.parametrize(
+    ("width", "block"), [(1, 16), (16, 16), (17, 32), (80, 128), (128, 128), (129, 256)]
+)
 def test_blocks_are_powers_of_two_that_a_tensor_core_takes(width, block):
     assert launch.padded(width) == block
 

@@ -8,10 +8,20 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tape_ds.kernels import linear_cross_entropy as module
-from tape_ds.kernels.linear_cross_entropy import CHUNK_BYTES, CHUNK_MULTIPLE, chunk_tokens, linear_cross_entropy
+from tape_ds.kernels.linear_cross_entropy import (
+    CHUNK_BYTES,
+    CHUNK_MULTIPLE,
+    chunk_tokens,
+    linear_cross_entropy,
+)
 
 TOKENS, HIDDEN, VOCABULARY = 37, 24, 53
-PRECISIONS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+PRECISIONS = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
 CHUNKED = module._chunked
 FLOOR = 1e-7
 """Added to the allowed error, relative to the tensor's largest entry: one rounding of fp32."""
@@ -62,11 +72,22 @@ def assert_as_exact_as_plain(found, same_precision, exact):
 
 
 @pytest.mark.parametrize(
-    "dtype, chunk", [("fp64", 1), ("fp64", 36), ("fp32", 8), ("fp32", 100), ("bf16", 8), ("bf16", None), ("fp16", 37)]
+    "dtype, chunk",
+    [
+        ("fp64", 1),
+        ("fp64", 36),
+        ("fp32", 8),
+        ("fp32", 100),
+        ("bf16", 8),
+        ("bf16", None),
+        ("fp16", 37),
+    ],
 )
 def test_loss_and_gradients(dtype, chunk):
     arguments = inputs(PRECISIONS[dtype])
-    exact = outcome(plain, *(x.detach().double() if x.is_floating_point() else x for x in arguments))
+    exact = outcome(
+        plain, *(x.detach().double() if x.is_floating_point() else x for x in arguments)
+    )
     same_precision = outcome(plain, *arguments)
     found = outcome(lambda h, w, y: linear_cross_entropy(h, w, y, chunk=chunk), *arguments)
     assert_as_exact_as_plain(found, same_precision, exact)
@@ -74,12 +95,18 @@ def test_loss_and_gradients(dtype, chunk):
 
 
 def test_slopes_in_fp64():
-    hidden, weight = (torch.randn(rows, 4, dtype=torch.float64, requires_grad=True) for rows in (9, 7))
+    hidden, weight = (
+        torch.randn(rows, 4, dtype=torch.float64, requires_grad=True) for rows in (9, 7)
+    )
     labels = torch.tensor([0, 6, -100, 3, 3, -100, 5, 1, 2])
-    assert torch.autograd.gradcheck(lambda h, w: linear_cross_entropy(h, w, labels, chunk=4), (hidden, weight))
+    assert torch.autograd.gradcheck(
+        lambda h, w: linear_cross_entropy(h, w, labels, chunk=4), (hidden, weight)
+    )
 
 
-@pytest.mark.parametrize("stream, masters", [(torch.float32, True), (torch.bfloat16, True), (torch.float32, False)])
+@pytest.mark.parametrize(
+    "stream, masters", [(torch.float32, True), (torch.bfloat16, True), (torch.float32, False)]
+)
 def test_autocast(stream, masters):
     """Products in bf16 as ``F.linear``'s, each gradient in its own tensor's dtype, and the weight's no worse than one
     that was rounded to bf16 on its way."""
@@ -96,7 +123,12 @@ def test_autocast(stream, masters):
 
     exact = outcome(plain, hidden.double(), weight.double(), labels)
     same_precision = outcome(under_autocast(plain), hidden, weight, labels)
-    found = outcome(under_autocast(lambda h, w, y: linear_cross_entropy(h, w, y, chunk=8)), hidden, weight, labels)
+    found = outcome(
+        under_autocast(lambda h, w, y: linear_cross_entropy(h, w, y, chunk=8)),
+        hidden,
+        weight,
+        labels,
+    )
     assert_as_exact_as_plain(found, same_precision, exact)
 
 
@@ -119,7 +151,9 @@ def test_products_are_on_the_operands_as_they_are_and_logits_a_chunk_at_a_time()
         # its body alone: an operator as a whole runs below the mode
         module._chunked._init_fn(hidden, weight, labels, -100, 8, torch.bfloat16, True, True)
     chunks_with_labels = 4  # of 5: the second has none
-    assert len(seen) == 3 * chunks_with_labels and all(dtypes == {torch.bfloat16} for dtypes in seen)
+    assert len(seen) == 3 * chunks_with_labels and all(
+        dtypes == {torch.bfloat16} for dtypes in seen
+    )
 
 
 @pytest.mark.parametrize("for_hidden, for_weight", [(True, False), (False, True), (False, False)])
@@ -127,7 +161,9 @@ def test_only_the_gradients_asked_for(for_hidden, for_weight):
     hidden, weight, labels = inputs()
     _, *made = CHUNKED(hidden, weight, labels, -100, 8, torch.float64, for_hidden, for_weight)
     assert [x.numel() > 0 for x in made] == [for_hidden, for_weight]
-    loss = linear_cross_entropy(hidden.requires_grad_(for_hidden), weight.requires_grad_(for_weight), labels, chunk=8)
+    loss = linear_cross_entropy(
+        hidden.requires_grad_(for_hidden), weight.requires_grad_(for_weight), labels, chunk=8
+    )
     assert loss.requires_grad == (for_hidden or for_weight)
 
 
@@ -142,7 +178,9 @@ def test_nothing_leaves_a_row_without_label():
 def test_no_labels_at_all():
     hidden, weight, labels = inputs(torch.float32)
     for rows in (0, TOKENS):
-        found = outcome(linear_cross_entropy, hidden[:rows], weight, torch.full_like(labels[:rows], -100))
+        found = outcome(
+            linear_cross_entropy, hidden[:rows], weight, torch.full_like(labels[:rows], -100)
+        )
         assert all((value == 0).all() for value in found.values())
         assert found["d_weight"].shape == weight.shape and found["d_hidden"].shape == (rows, HIDDEN)
 
@@ -151,7 +189,9 @@ def test_an_entry_of_the_vocabulary_may_be_ignored():
     hidden, weight, labels = inputs()
     moved = labels.masked_fill(labels == -100, 3)
     expected = outcome(functools.partial(plain, ignore_index=3), hidden, weight, moved)
-    found = outcome(functools.partial(linear_cross_entropy, ignore_index=3, chunk=8), hidden, weight, moved)
+    found = outcome(
+        functools.partial(linear_cross_entropy, ignore_index=3, chunk=8), hidden, weight, moved
+    )
     for name in expected:
         torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-12)
 
@@ -159,7 +199,9 @@ def test_an_entry_of_the_vocabulary_may_be_ignored():
 def test_there_is_no_second_derivative():
     hidden, weight, labels = inputs()
     factor = torch.ones((), dtype=torch.float64, requires_grad=True)
-    (slope,) = torch.autograd.grad(factor * linear_cross_entropy(hidden, weight, labels), hidden, create_graph=True)
+    (slope,) = torch.autograd.grad(
+        factor * linear_cross_entropy(hidden, weight, labels), hidden, create_graph=True
+    )
     with pytest.raises(RuntimeError, match="once_differentiable"):
         slope.sum().backward()
 
@@ -185,14 +227,27 @@ def test_fp16_holds_the_gradient_of_many_tokens():
     tokens = 4096
     hidden = torch.full((tokens, HIDDEN), 30.0, dtype=torch.float16)
     weight = torch.zeros(VOCABULARY, HIDDEN, dtype=torch.float16)
-    found = outcome(linear_cross_entropy, hidden, weight, torch.zeros(tokens, dtype=torch.long), divisor=tokens)
-    expected = outcome(plain, hidden.double(), weight.double(), torch.zeros(tokens, dtype=torch.long), divisor=tokens)
-    torch.testing.assert_close(found["d_weight"].double(), expected["d_weight"], rtol=2**-10, atol=0)
+    found = outcome(
+        linear_cross_entropy, hidden, weight, torch.zeros(tokens, dtype=torch.long), divisor=tokens
+    )
+    expected = outcome(
+        plain,
+        hidden.double(),
+        weight.double(),
+        torch.zeros(tokens, dtype=torch.long),
+        divisor=tokens,
+    )
+    torch.testing.assert_close(
+        found["d_weight"].double(), expected["d_weight"], rtol=2**-10, atol=0
+    )
 
 
 def test_the_factor_of_16_bit_gradients_is_not_rounded():
     """A bf16 gradient times an fp32 scalar tensor rounds the scalar, and all gradients are off alike."""
-    gradient, factor = torch.full((64, 2), 3.0, dtype=torch.bfloat16), torch.tensor(1 + 2**-9 + 2**-12)
+    gradient, factor = (
+        torch.full((64, 2), 3.0, dtype=torch.bfloat16),
+        torch.tensor(1 + 2**-9 + 2**-12),
+    )
     scaled = module.scaled_gradient(gradient, factor, torch.float32)
     assert (scaled == 3 * factor).all() and scaled[0, 0] != (gradient * factor)[0, 0]
 
@@ -204,7 +259,9 @@ def test_on_a_gpu(dtype):
     hidden, weight, labels = (x.detach().cuda() for x in inputs(PRECISIONS[dtype], tokens=300))
     exact = outcome(plain, hidden.double(), weight.double(), labels)
     same_precision = outcome(plain, hidden, weight, labels)
-    found = outcome(lambda h, w, y: linear_cross_entropy(h, w, y, chunk=128), hidden, weight, labels)
+    found = outcome(
+        lambda h, w, y: linear_cross_entropy(h, w, y, chunk=128), hidden, weight, labels
+    )
     assert_as_exact_as_plain(found, same_precision, exact)
 
 

@@ -36,7 +36,9 @@ class Watched:
         """Refuse what is no element before it is touched."""
         found = pointers[mask].astype(np.int64)
         near = self.own[np.searchsorted(self.own, found).clip(max=len(self.own) - 1)]
-        assert (near == found).all(), f"{kind} of {(near != found).sum()} addresses that are no element of any tensor"
+        assert (near == found).all(), (
+            f"{kind} of {(near != found).sum()} addresses that are no element of any tensor"
+        )
         self.touched[kind].append((found, program))
 
     def of(self, kind: str) -> tuple[np.ndarray, np.ndarray]:
@@ -50,12 +52,16 @@ class Watched:
         written, by = self.of("write")
         order = np.argsort(written, kind="stable")
         written, by = written[order], by[order]
-        assert not ((written[1:] == written[:-1]) & (by[1:] != by[:-1])).any(), "two programs write one element"
+        assert not ((written[1:] == written[:-1]) & (by[1:] != by[:-1])).any(), (
+            "two programs write one element"
+        )
         for kind in ("read", "add"):
             where, program = self.of(kind)
             if len(written) and len(where):
                 at = np.searchsorted(written, where).clip(max=len(written) - 1)
-                assert not ((written[at] == where) & (by[at] != program)).any(), f"one program writes, another: {kind}"
+                assert not ((written[at] == where) & (by[at] != program)).any(), (
+                    f"one program writes, another: {kind}"
+                )
 
 
 def addresses(x: Tensor) -> np.ndarray:
@@ -86,7 +92,9 @@ def launches(monkeypatch) -> list[Watched]:
         return int(np.ravel_multi_index(builder.grid_idx, builder.grid_dim))
 
     def watched(self, *args, **kwargs):
-        found.append(Watched([x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)], bool(devices)))
+        found.append(
+            Watched([x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)], bool(devices))
+        )
         run(self, *args, **kwargs)
         found[-1].refuse_races()
 
@@ -115,12 +123,20 @@ def launches(monkeypatch) -> list[Watched]:
 
 
 def attend(example: Case, **options) -> list[Tensor]:
-    return gradients(lambda *inputs: tape_attention(*inputs, **example.options, **options), example, torch.float32)
+    return gradients(
+        lambda *inputs: tape_attention(*inputs, **example.options, **options),
+        example,
+        torch.float32,
+    )
 
 
 def decode(**shape) -> list[Tensor]:
     example = case(**shape)
-    return list(decode_attention(*example.inputs, document_ids=example.options.get("document_ids"), splits=3))
+    return list(
+        decode_attention(
+            *example.inputs, document_ids=example.options.get("document_ids"), splits=3
+        )
+    )
 
 
 def mix(**shape) -> list[Tensor]:
@@ -131,11 +147,15 @@ def mix(**shape) -> list[Tensor]:
 RUNS: dict[str, Callable[[], list[Tensor]]] = {
     "attention": lambda: attend(case(47, 70, 10, heads=4, groups=2)),
     "attention, unused keys": lambda: attend(case(20, 90, 16, offset=30)),
-    "attention, documents of later queries": lambda: attend(case(30, 47, 10, batch=2, offset=25, document_ids=HOLES)),
+    "attention, documents of later queries": lambda: attend(
+        case(30, 47, 10, batch=2, offset=25, document_ids=HOLES)
+    ),
     "attention, documents, deterministic": lambda: attend(
         case(47, 47, 10, batch=2, document_ids=HOLES), deterministic=True
     ),
-    "decode": lambda: decode(queries=2, keys=47, width=10, heads=6, groups=2, batch=2, document_ids=HOLES),
+    "decode": lambda: decode(
+        queries=2, keys=47, width=10, heads=6, groups=2, batch=2, document_ids=HOLES
+    ),
     "rotate": lambda: test_rotate.by_triton(*test_rotate.example(6, 2, 13, 10)),
     "position_mix": lambda: mix(heads=6, groups=3, tokens=11, width=10),
     "position_mix of many groups": lambda: mix(heads=40, groups=40, rank=7, tokens=5, width=6),
@@ -154,7 +174,8 @@ def test_a_read_out_of_bounds_and_a_race_are_found(launches):
     from tests.kernels import memory_examples
 
     x = torch.zeros(10)
-    with pytest.raises(Exception, match="read of 2 addresses"):  # the interpreter wraps what is raised within it
+    # the interpreter wraps what is raised within it
+    with pytest.raises(Exception, match="read of 2 addresses"):
         memory_examples.copy[(1,)](x[:6], x.clone(), 6, ROWS=8)
     with pytest.raises(AssertionError, match="two programs write one element"):
         memory_examples.copy[(2,)](x, x.clone(), 8, ROWS=8)
@@ -198,7 +219,8 @@ def sparse(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "apart, deterministic", [("rows", True), ("heads", False), pytest.param("tokens", False, marks=pytest.mark.slow)]
+    "apart, deterministic",
+    [("rows", True), ("heads", False), pytest.param("tokens", False, marks=pytest.mark.slow)],
 )
 def test_attention_beyond_2_to_the_31(monkeypatch, launches, sparse, apart, deterministic):
     """Inputs, what comes back and all results lie so, forward and backward."""
@@ -207,7 +229,10 @@ def test_attention_beyond_2_to_the_31(monkeypatch, launches, sparse, apart, dete
     far = [sparse(apart, x.shape).copy_(x) for x in example[:6]]
     for module in (tape_attention_forward, tape_attention_backward):
         monkeypatch.setattr(module, "empty_rows", lambda like: sparse(apart, like.shape))
-    found = attend(example._replace(**dict(zip(example._fields, far, strict=False))), deterministic=deterministic)
+    found = attend(
+        example._replace(**dict(zip(example._fields, far, strict=False))),
+        deterministic=deterministic,
+    )
     check(found, example)
     for name, x in zip(NAMES, found, strict=True):
         reach = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
@@ -224,7 +249,9 @@ def test_decoding_beyond_2_to_the_31(launches, sparse, apart):
 @pytest.mark.parametrize("apart", ["rows", "heads"])
 def test_rotation_beyond_2_to_the_31(launches, sparse, apart):
     x, start, state, grad = inputs = test_rotate.example(4, 2, 13, 10)
-    far_x, far_state, far_grad = (sparse(apart, each.shape).copy_(each) for each in (x, state, grad))
+    far_x, far_state, far_grad = (
+        sparse(apart, each.shape).copy_(each) for each in (x, state, grad)
+    )
     test_rotate.check(test_rotate.by_triton(far_x, start, far_state, far_grad), inputs)
 
 
@@ -234,4 +261,6 @@ def test_updates_of_the_state_beyond_2_to_the_31(launches, sparse, apart):
     grad = test_position_mix.received(inputs, torch.float32)
     given = {"state": inputs.state, "moved": inputs.moved}
     far = inputs._replace(**{name: sparse(apart, x.shape).copy_(x) for name, x in given.items()})
-    test_position_mix.check(test_position_mix.by_triton(far, sparse(apart, grad.shape).copy_(grad)), inputs, grad)
+    test_position_mix.check(
+        test_position_mix.by_triton(far, sparse(apart, grad.shape).copy_(grad)), inputs, grad
+    )

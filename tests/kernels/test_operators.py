@@ -13,7 +13,12 @@ from tape_ds.kernels.linear_cross_entropy import linear_cross_entropy
 from tape_ds.kernels.position_mix import position_mix
 from tape_ds.kernels.rotate import rotate
 from tape_ds.kernels.tape_attention import document_borders, tape_attention
-from tests.kernels import test_cpu_attention, test_linear_cross_entropy, test_position_mix, test_rotate
+from tests.kernels import (
+    test_cpu_attention,
+    test_linear_cross_entropy,
+    test_position_mix,
+    test_rotate,
+)
 from tests.kernels.attention_cases import case, documents
 
 OPERATORS = torch.ops.tape_ds
@@ -42,7 +47,9 @@ def calls(name):
         yield torch.randn(1, 1, 5, 6), torch.randn(2, 4, 5, 6, requires_grad=True), torch.float32
     elif name == "position_mix":
         for dtype, without in ((torch.float32, ()), (torch.bfloat16, test_position_mix.ABSENT[3])):
-            inputs, _ = test_position_mix.leaves(test_position_mix.example(6, 3, dtype=dtype, without=without))
+            inputs, _ = test_position_mix.leaves(
+                test_position_mix.example(6, 3, dtype=dtype, without=without)
+            )
             yield *inputs, dtype, not without
     elif name == "rotate":
         x, start, state, _ = test_rotate.example(4, 2)
@@ -51,7 +58,8 @@ def calls(name):
 
 
 @pytest.mark.parametrize(
-    "name", [*NAMES, "tape_attention_backward", "decode_attention", "scaled_gradient", "position_state"]
+    "name",
+    [*NAMES, "tape_attention_backward", "decode_attention", "scaled_gradient", "position_state"],
 )
 def test_torch_knows_the_operator(name):
     """Schemas, fake results, autograd and tracing agree with what it does."""

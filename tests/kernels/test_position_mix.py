@@ -72,7 +72,9 @@ def gentle(inputs: Inputs) -> Inputs:
 
 def leaves(inputs: Inputs, *, dtype: torch.dtype | None = None) -> tuple[Inputs, list[Tensor]]:
     """The same tensors wanting gradients, in ``dtype`` or in their own, and a list of those that exist."""
-    own = [None if x is None else x.detach().to(dtype or x.dtype).requires_grad_() for x in inputs[1:]]
+    own = [
+        None if x is None else x.detach().to(dtype or x.dtype).requires_grad_() for x in inputs[1:]
+    ]
     return Inputs(inputs.start, *own), [x for x in own if x is not None]
 
 
@@ -88,14 +90,18 @@ def plain(inputs: Inputs, grad: Tensor, unit: bool = False) -> list[Tensor]:
     """The formula in PyTorch's operations, each in the activations' precision: the yardstick of every tolerance."""
     own, wanted = leaves(inputs)
     dtype = grad.dtype
-    start, state, moved, attend, gate, expand, contract = (None if x is None else x.to(dtype) for x in own)
+    start, state, moved, attend, gate, expand, contract = (
+        None if x is None else x.to(dtype) for x in own
+    )
     added = 0 if state is None else state
     if moved is not None:
         added = added + torch.einsum("gh,bhtk->bgtk", attend, moved)
     out = added
     if gate is not None:
         up = torch.einsum("ig,bgtk->bitk", expand, (start + added).expand(grad.shape))
-        out = out + torch.einsum("gi,bitk->bgtk", contract, F.silu(gate).transpose(1, 2)[..., None] * up)
+        out = out + torch.einsum(
+            "gi,bitk->bgtk", contract, F.silu(gate).transpose(1, 2)[..., None] * up
+        )
     if unit:
         (cos, sin), (x, y) = start.chunk(2, dim=-1), (start + out).chunk(2, dim=-1)
         squares = x.float() ** 2 + y.float() ** 2  # a square of a half overflows and underflows
@@ -119,7 +125,11 @@ def check(found: list[Tensor], inputs: Inputs, grad: Tensor, unit: bool = False)
 def received(inputs: Inputs, dtype: torch.dtype) -> Tensor:
     """A gradient for the output."""
     batch, groups, tokens, width = inputs.sizes()
-    return torch.randn(batch, tokens, groups, width, device=inputs.start.device).to(dtype).transpose(1, 2)
+    return (
+        torch.randn(batch, tokens, groups, width, device=inputs.start.device)
+        .to(dtype)
+        .transpose(1, 2)
+    )
 
 
 def by_operator(inputs: Inputs, grad: Tensor, unit: bool = False) -> list[Tensor]:
@@ -192,12 +202,18 @@ def test_small_bf16_updates_add_up():
 
     The design's relative error of the sum is 0.007 for a deviation in bf16, here with a margin of 3.
     """
-    inputs = example(4, 4, tokens=64, width=16, dtype=torch.bfloat16, without=("gate", "expand", "contract"))
-    inputs = inputs._replace(moved=torch.full_like(inputs.moved, 1e-3), attend=torch.eye(4), state=None)
+    inputs = example(
+        4, 4, tokens=64, width=16, dtype=torch.bfloat16, without=("gate", "expand", "contract")
+    )
+    inputs = inputs._replace(
+        moved=torch.full_like(inputs.moved, 1e-3), attend=torch.eye(4), state=None
+    )
     for _ in range(32):
         inputs = inputs._replace(state=position_mix(*inputs, dtype=torch.bfloat16))
     assert inputs.state.dtype == torch.bfloat16
-    torch.testing.assert_close(inputs.state.double(), torch.full(inputs.state.shape, 0.032).double(), rtol=0.02, atol=0)
+    torch.testing.assert_close(
+        inputs.state.double(), torch.full(inputs.state.shape, 0.032).double(), rtol=0.02, atol=0
+    )
 
 
 def test_moduli_stay_those_of_the_start():
@@ -206,9 +222,13 @@ def test_moduli_stay_those_of_the_start():
     inputs = inputs._replace(start=1.2 * inputs.start)
     for _ in range(30):
         inputs = inputs._replace(state=position_mix(*inputs, dtype=torch.bfloat16, unit=True))
-    start, state = inputs.start.unflatten(-1, (2, -1)), (inputs.start + inputs.state.float()).unflatten(-1, (2, -1))
+    start, state = (
+        inputs.start.unflatten(-1, (2, -1)),
+        (inputs.start + inputs.state.float()).unflatten(-1, (2, -1)),
+    )
     assert (state - start).norm(dim=-2).max() > 2  # some have turned all the way round
-    step = torch.finfo(torch.bfloat16).eps * 2.4  # of the longest deviation, each of its two numbers rounded by half
+    # of the longest deviation, each of its two numbers rounded by half
+    step = torch.finfo(torch.bfloat16).eps * 2.4
     assert (state.norm(dim=-2) - start.norm(dim=-2)).abs().max() < step
 
 
@@ -218,10 +238,16 @@ def test_a_small_turn_is_not_lost(angle):
     start = torch.tensor([1.0, 0.0]).view(1, 1, 1, 2)
     update = torch.tensor([0.0, angle], dtype=torch.float64).view(1, 1, 1, 2)
     one = torch.ones(1, 1)
-    found = position_mix(start, None, update.float(), one, None, None, None, dtype=torch.float32, unit=True)
-    exact = reference.position_update(start.double(), None, update, one.double(), None, None, None, True)
+    found = position_mix(
+        start, None, update.float(), one, None, None, None, dtype=torch.float32, unit=True
+    )
+    exact = reference.position_update(
+        start.double(), None, update, one.double(), None, None, None, True
+    )
     torch.testing.assert_close(found[..., 1].double(), exact[..., 1], rtol=1e-6, atol=0)
-    nothing = position_mix(start, None, torch.zeros_like(start), one, None, None, None, dtype=torch.float32, unit=True)
+    nothing = position_mix(
+        start, None, torch.zeros_like(start), one, None, None, None, dtype=torch.float32, unit=True
+    )
     assert torch.equal(nothing, torch.zeros_like(start))
 
 
@@ -253,7 +279,9 @@ def test_nothing_is_as_large_as_ranks_times_channels(monkeypatch):
     state = inputs.state.numel()
     with Largest() as seen:
         position_mix_plain.forward(inputs, empty(inputs, torch.float32), True)
-        position_mix_plain.backward(torch.randn_like(inputs.state), inputs, empty_gradients(inputs, [True] * 6), True)
+        position_mix_plain.backward(
+            torch.randn_like(inputs.state), inputs, empty_gradients(inputs, [True] * 6), True
+        )
     assert seen.numel <= state < 64 * 128 * 16
 
 
@@ -296,7 +324,9 @@ def test_triton_reads_any_rows_and_repeats_itself():
     """An expanded gradient whose last stride is 0, transposed weights, a contiguous state; nothing is atomic."""
     inputs = example(6, 3, 7, 5, 32, dtype=TRITON_DTYPES[0], device=DEVICE)
     inputs = inputs._replace(
-        state=inputs.state.contiguous(), attend=inputs.attend.T.contiguous().T, expand=inputs.expand.T.contiguous().T
+        state=inputs.state.contiguous(),
+        attend=inputs.attend.T.contiguous().T,
+        expand=inputs.expand.T.contiguous().T,
     )
     grad = received(inputs, TRITON_DTYPES[0])
     grad = grad[..., :1].expand_as(grad)
@@ -321,7 +351,9 @@ def test_triton_computes_only_what_is_asked_for():
 def test_only_inputs_are_saved():
     inputs, _ = leaves(example(6, 3))
     saved = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.data_ptr()) or x, lambda x: x):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda x: saved.append(x.data_ptr()) or x, lambda x: x
+    ):
         position_mix(*inputs, dtype=torch.float32)
     assert saved == [x.data_ptr() for x in inputs]
 
@@ -361,7 +393,12 @@ def test_tensors_that_do_not_fit_are_refused(replaced):
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_large_on_a_gpu(dtype):
     """Sizes of real models, fresh inputs every time, through the operator; the last one is too large for Triton."""
-    shapes = ((32, 32, 128, 1024, 128), (32, 8, 32, 1023, 128), (12, 12, 48, 1000, 64), (72, 72, 16, 100, 32))
+    shapes = (
+        (32, 32, 128, 1024, 128),
+        (32, 8, 32, 1023, 128),
+        (12, 12, 48, 1000, 64),
+        (72, 72, 16, 100, 32),
+    )
     for heads, groups, rank, tokens, width in shapes:
         inputs = example(heads, groups, rank, tokens, width, dtype=dtype, device="cuda")
         inputs = inputs._replace(expand=inputs.expand / groups, contract=inputs.contract / rank)

@@ -14,7 +14,11 @@ def case(dtype, heads=4, shared=1):
 
 @pytest.mark.parametrize(
     "dtype, deviation_dtype, shared",
-    [(torch.float64, torch.float64, 4), (torch.float32, torch.bfloat16, 1), (torch.bfloat16, torch.float32, 4)],
+    [
+        (torch.float64, torch.float64, 4),
+        (torch.float32, torch.bfloat16, 1),
+        (torch.bfloat16, torch.float32, 4),
+    ],
 )
 def test_it_is_the_sum_rounded_once(dtype, deviation_dtype, shared):
     start, deviation = case(deviation_dtype, shared=shared)

@@ -10,14 +10,18 @@ from tape_ds.kernels import reference
 
 def test_attention_is_the_softmax_written_out():
     """Query head h reads key/value head h // (H / G); a row without keys is 0, not the mean over everything."""
-    q, k, v = (torch.randn(1, heads, 3, width).double() for heads, width in ((4, 2), (2, 2), (2, 5)))
+    q, k, v = (
+        torch.randn(1, heads, 3, width).double() for heads, width in ((4, 2), (2, 2), (2, 5))
+    )
     allowed = torch.tensor([[[1, 0, 0], [0, 0, 0], [1, 0, 1]]]).bool()
     out, weights = reference.attention(q, k, v, allowed, 0.7)
     for h in range(4):
         torch.testing.assert_close(out[0, h, 0], v[0, h // 2, 0])
         assert (out[0, h, 1] == 0).all() and (weights[0, h, 1] == 0).all()
         a, b = (math.exp(0.7 * float(q[0, h, 2] @ k[0, h // 2, s])) for s in (0, 2))
-        torch.testing.assert_close(out[0, h, 2], (a * v[0, h // 2, 0] + b * v[0, h // 2, 2]) / (a + b))
+        torch.testing.assert_close(
+            out[0, h, 2], (a * v[0, h // 2, 0] + b * v[0, h // 2, 2]) / (a + b)
+        )
 
 
 @pytest.mark.parametrize("heads, groups", [(4, 4), (4, 2), (4, 1)])
@@ -43,14 +47,19 @@ def test_a_bias_is_added_to_the_scaled_scores(shape):
             for t in range(3):
                 seen = allowed[b, t].nonzero()[:, 0].tolist()
                 scores = [
-                    math.exp(0.3 * float(q[b, h, t] @ k[b, h // 2, s]) + float(bias.expand(2, 4, 3, 5)[b, h, t, s]))
+                    math.exp(
+                        0.3 * float(q[b, h, t] @ k[b, h // 2, s])
+                        + float(bias.expand(2, 4, 3, 5)[b, h, t, s])
+                    )
                     for s in seen
                 ]
                 expected = torch.zeros(5)
                 expected[seen] = torch.tensor(scores) / sum(scores) if seen else torch.tensor([])
                 torch.testing.assert_close(weights[b, h, t], expected, rtol=1e-5, atol=1e-6)
     half, _ = reference.attention(*(x.bfloat16() for x in (q, k, v)), allowed, 0.3, bias)
-    rounded, _ = reference.attention(*(x.bfloat16() for x in (q, k, v)), allowed, 0.3, bias.bfloat16())
+    rounded, _ = reference.attention(
+        *(x.bfloat16() for x in (q, k, v)), allowed, 0.3, bias.bfloat16()
+    )
     assert half.dtype == torch.bfloat16 and not torch.equal(half, rounded)
 
 
@@ -84,7 +93,9 @@ def test_half_precision_is_computed_in_fp32_and_rounded_once(dtype):
     turned = reference.rotate(q, state)
     exact = reference.rotate(q.double(), state.double())
     assert turned.dtype == dtype
-    assert ((turned.double() - exact).abs() <= torch.finfo(dtype).eps / 2 * exact.abs() + 1e-5).all()
+    assert (
+        (turned.double() - exact).abs() <= torch.finfo(dtype).eps / 2 * exact.abs() + 1e-5
+    ).all()
 
 
 @pytest.mark.parametrize("function", ["attention", "rotate", "rotate_whole", "position_mix"])
@@ -102,6 +113,9 @@ def test_gradients(function):
         ),
         "rotate": (reference.rotate, (leaf(1, 4, 3, 4), leaf(1, 2, 3, 4))),
         "rotate_whole": (reference.rotate_whole, (leaf(1, 4, 3, 4), leaf(1, 2, 3, 8))),
-        "position_mix": (reference.position_mix, (leaf(1, 2, 3, 4), leaf(1, 3, 5), leaf(5, 2), leaf(2, 5))),
+        "position_mix": (
+            reference.position_mix,
+            (leaf(1, 2, 3, 4), leaf(1, 3, 5), leaf(5, 2), leaf(2, 5)),
+        ),
     }
     assert torch.autograd.gradcheck(*calls[function])

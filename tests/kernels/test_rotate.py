@@ -19,7 +19,18 @@ TRITON_DTYPES = HALVES if ON_GPU else [torch.float32, torch.float16]
 needs_triton = pytest.mark.skipif(not (ON_GPU or jit.INTERPRETED), reason="needs Triton")
 
 
-def example(heads=4, groups=4, tokens=7, width=8, *, batch=2, rows=1, shared=1, dtype=torch.float32, device="cpu"):
+def example(
+    heads=4,
+    groups=4,
+    tokens=7,
+    width=8,
+    *,
+    batch=2,
+    rows=1,
+    shared=1,
+    dtype=torch.float32,
+    device="cpu",
+):
     """x and the state as projections lay them out, the table of starts, and the gradient that the output receives."""
 
     def projected(count: int) -> Tensor:
@@ -30,20 +41,27 @@ def example(heads=4, groups=4, tokens=7, width=8, *, batch=2, rows=1, shared=1, 
     return projected(heads), start, projected(groups) * 0.3, projected(heads)
 
 
-def truth(x: Tensor, start: Tensor, state: Tensor | None, grad: Tensor, dtype: torch.dtype) -> list[Tensor]:
+def truth(
+    x: Tensor, start: Tensor, state: Tensor | None, grad: Tensor, dtype: torch.dtype
+) -> list[Tensor]:
     """Output and gradients of the plain form, of x and the state held in ``dtype``."""
     x = x.detach().to(dtype).requires_grad_()
     state = None if state is None else state.detach().to(dtype).requires_grad_()
     start = start.to(torch.promote_types(dtype, start.dtype))
     out = reference.rotate(x, start if state is None else start + state)
-    return [out.detach(), *torch.autograd.grad(out, [x] if state is None else [x, state], grad.to(dtype))]
+    return [
+        out.detach(),
+        *torch.autograd.grad(out, [x] if state is None else [x, state], grad.to(dtype)),
+    ]
 
 
 def check(found: list[Tensor], inputs: tuple[Tensor, Tensor, Tensor | None, Tensor]) -> None:
     """No error, as a norm, above twice that of plain PyTorch in the same precision and one rounding."""
     exact, plain = truth(*inputs, torch.float64), truth(*inputs, inputs[0].dtype)
     assert len(found) == len(exact)
-    for name, ours, usual, right in zip(("out", "dx", "d_state"), found, plain, exact, strict=False):
+    for name, ours, usual, right in zip(
+        ("out", "dx", "d_state"), found, plain, exact, strict=False
+    ):
         assert ours.shape == right.shape and ours.dtype == usual.dtype, name
         floor = torch.finfo(ours.dtype).eps * right.norm()
         error, allowed = (ours.double() - right).norm(), 2 * (usual.double() - right).norm() + floor
@@ -152,7 +170,9 @@ def test_x_is_saved_only_for_the_state_s_gradient(learned):
     x.requires_grad_()
     state.requires_grad_(learned)
     saved = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda each: saved.append(each.shape) or each, lambda each: each):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda each: saved.append(each.shape) or each, lambda each: each
+    ):
         rotate(x, start, state)
     assert saved == [*([x.shape] if learned else []), start.shape, state.shape]
 
@@ -182,6 +202,10 @@ def test_shapes_that_do_not_fit(x, start, state):
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_large_on_a_gpu(dtype):
     """Sizes of real models, fresh inputs every time, through the operator."""
-    for heads, groups, tokens, width in ((32, 32, 4096, 128), (32, 8, 1023, 128), (12, 12, 1000, 64)) * 3:
+    for heads, groups, tokens, width in (
+        (32, 32, 4096, 128),
+        (32, 8, 1023, 128),
+        (12, 12, 1000, 64),
+    ) * 3:
         inputs = example(heads, groups, tokens, width, dtype=dtype, device="cuda")
         check(by_operator(*inputs), inputs)

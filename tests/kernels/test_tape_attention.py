@@ -64,7 +64,9 @@ LAYOUTS = {
 
 
 @pytest.mark.usefixtures("nan_memory")
-@pytest.mark.parametrize("layout, deterministic", [(name, at % 2 == 1) for at, name in enumerate(LAYOUTS)])
+@pytest.mark.parametrize(
+    "layout, deterministic", [(name, at % 2 == 1) for at, name in enumerate(LAYOUTS)]
+)
 def test_documents(layout, deterministic):
     ids = LAYOUTS[layout]
     example = case(100, 100, 32, batch=len(ids), document_ids=ids)
@@ -88,7 +90,12 @@ def test_padding_is_never_used(poison, deterministic):
     padding = (ids < 0)[:, None, :, None]
     example = case(100, 100, 32, document_ids=ids)
     clean, poisoned = (
-        example._replace(**{name: getattr(example, name).masked_fill(padding, fill) for name in example._fields[:6]})
+        example._replace(
+            **{
+                name: getattr(example, name).masked_fill(padding, fill)
+                for name in example._fields[:6]
+            }
+        )
         for fill in (0.0, poison)
     )
     found = run(poisoned, deterministic=deterministic)
@@ -101,7 +108,9 @@ def test_padding_is_never_used(poison, deterministic):
 def test_unseen_keys_are_never_read():
     """A static cache is larger than what is in it; its rest holds anything, and its gradient is 0."""
     example = case(40, 100, 32, offset=20)
-    clean = example._replace(**{name: getattr(example, name).clone() for name in example._fields[1:4]})
+    clean = example._replace(
+        **{name: getattr(example, name).clone() for name in example._fields[1:4]}
+    )
     for x, zeroed in zip(example[1:4], clean[1:4], strict=True):
         x[:, :, 60:] = float("nan")
         zeroed[:, :, 60:] = 0
@@ -115,7 +124,9 @@ def test_borders_may_be_a_view():
     example = case(40, 40, 16, batch=2, document_ids=documents((0, 10), (1, 30), batch=2))
     borders = document_borders(example.options["document_ids"][:1]).expand(3, 2, 40)
     given = (borders, example.options["document_ids"])
-    assert torch.equal(*(torch.cat(tape_attention(*example.inputs, document_ids=each)) for each in given))
+    assert torch.equal(
+        *(torch.cat(tape_attention(*example.inputs, document_ids=each)) for each in given)
+    )
 
 
 def test_no_queries_and_no_keys():
@@ -134,7 +145,10 @@ def test_strided_views():
     copies = [x.detach().contiguous().requires_grad_() for x in strided]
     found, expected = (torch.stack(tape_attention(*inputs)) for inputs in (strided, copies))
     assert torch.equal(found, expected)
-    mine, theirs = torch.autograd.grad(found.sum(), strided), torch.autograd.grad(expected.sum(), copies)
+    mine, theirs = (
+        torch.autograd.grad(found.sum(), strided),
+        torch.autograd.grad(expected.sum(), copies),
+    )
     for name, a, b in zip(NAMES[2:], mine, theirs, strict=True):
         torch.testing.assert_close(a, b, msg=name)
 
@@ -168,7 +182,11 @@ def test_a_state_that_all_heads_share():
 
 def test_deterministic_is_bit_equal():
     example = case(40, 40, 32)
-    once, again, atomic = run(example, deterministic=True), run(example, deterministic=True), run(example)
+    once, again, atomic = (
+        run(example, deterministic=True),
+        run(example, deterministic=True),
+        run(example),
+    )
     for name, a, b, c in zip(NAMES, once, again, atomic, strict=True):
         assert torch.equal(a, b), name
         torch.testing.assert_close(a, c, msg=name)
@@ -178,7 +196,9 @@ def test_torch_deterministic_algorithms_are_obeyed(monkeypatch):
     """dQ is then never summed by atomics."""
     seen, backward = [], module.tape_attention_backward.backward
     monkeypatch.setattr(
-        module.tape_attention_backward, "backward", lambda *given: seen.append(given[-1]) or backward(*given)
+        module.tape_attention_backward,
+        "backward",
+        lambda *given: seen.append(given[-1]) or backward(*given),
     )
     for wanted in (False, True):
         torch.use_deterministic_algorithms(wanted)
@@ -219,7 +239,11 @@ def test_tensor_cores(width, dtype, deterministic):
             {"queries": 1000, "keys": 1000},
             {"queries": 700, "keys": 1030},
             {"queries": 513, "keys": 900, "offset": 100},
-            {"queries": 900, "keys": 900, "document_ids": documents((0, 300), (-1, 77), (1, 523), batch=2)},
+            {
+                "queries": 900,
+                "keys": 900,
+                "document_ids": documents((0, 300), (-1, 77), (1, 523), batch=2),
+            },
         ][repeat % 4]
         example = case(width=width, batch=2, heads=6, groups=2, dtype=dtype, **options)
         check(run(example, deterministic=deterministic), example)
@@ -229,6 +253,9 @@ def test_calls_that_do_not_fit_are_refused():
     for wrong in (tensors(q=(4, 3, 16)), [*tensors()[:3], tensors()[3].double()]):
         with pytest.raises(ValueError, match=r"need 4 dimensions|differ in dtype"):
             tape_attention(*wrong)
-    for wrong in ({"scale": 0.0}, {"document_ids": torch.zeros(1, 2, dtype=torch.int32, device=DEVICE)}):
+    for wrong in (
+        {"scale": 0.0},
+        {"document_ids": torch.zeros(1, 2, dtype=torch.int32, device=DEVICE)},
+    ):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             tape_attention(*tensors(), **wrong)

@@ -22,7 +22,8 @@ def given(cap):
     values = torch.rand(TOKENS, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     if cap is None:
         values *= 4
-        values[[0, 9]] = torch.tensor([torch.inf, torch.nan], dtype=torch.float64)  # no label is there
+        # no label is there
+        values[[0, 9]] = torch.tensor([torch.inf, torch.nan], dtype=torch.float64)
         return values
     values = 4 + 3 * values
     values[[2, 20, 21]] = torch.nan
@@ -38,7 +39,9 @@ def formula(hidden, weight, labels, values, cap):
         weights = torch.exp(values - losses.detach()).clamp(max=cap)
         weights = torch.where(values.isnan(), 1.0, weights).to(losses.dtype)
     chosen = labels != -100
-    return torch.stack(((weights * losses)[chosen].sum(), losses[chosen].sum(), weights[chosen].sum()))
+    return torch.stack(
+        ((weights * losses)[chosen].sum(), losses[chosen].sum(), weights[chosen].sum())
+    )
 
 
 def outcome(function, hidden, weight, labels, values, cap, divisor=23.0):
@@ -50,7 +53,9 @@ def outcome(function, hidden, weight, labels, values, cap, divisor=23.0):
 
 
 @pytest.mark.parametrize("cap", [None, CAP], ids=["exact", "longce"])
-@pytest.mark.parametrize("dtype, chunk", [("fp64", 1), ("fp64", 36), ("fp32", 8), ("bf16", 8), ("fp16", 37)])
+@pytest.mark.parametrize(
+    "dtype, chunk", [("fp64", 1), ("fp64", 36), ("fp32", 8), ("bf16", 8), ("fp16", 37)]
+)
 def test_sums_and_gradients_are_the_formula_s(dtype, chunk, cap):
     arguments = inputs(PRECISIONS[dtype])
     wide = [x.detach().double() if x.is_floating_point() else x for x in arguments]

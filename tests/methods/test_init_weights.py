@@ -35,7 +35,9 @@ def test_weights_follow_from_the_seed_and_nothing_else():
     assert torch.equal(torch.rand(1), after)
     torch.manual_seed(4)
     other, third = build(dtype=torch.bfloat16), build(seed=2)
-    for (name, a), b, c in zip(one.named_parameters(), other.parameters(), third.parameters(), strict=True):
+    for (name, a), b, c in zip(
+        one.named_parameters(), other.parameters(), third.parameters(), strict=True
+    ):
         assert torch.equal(a.bfloat16(), b), name
         assert a.std() == 0 or not torch.equal(a, c), name
 

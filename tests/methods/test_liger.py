@@ -30,10 +30,19 @@ def calls(monkeypatch):
         return F.silu(a) * b
 
     def liger_fused_linear_cross_entropy(
-        input, weight, target, bias=None, ce_weight=None, ignore_index=-100, reduction="mean", accum_dtype=None
+        input,
+        weight,
+        target,
+        bias=None,
+        ce_weight=None,
+        ignore_index=-100,
+        reduction="mean",
+        accum_dtype=None,
     ):
         seen.append(("loss", accum_dtype))
-        return F.cross_entropy(F.linear(input, weight), target, ignore_index=ignore_index, reduction=reduction)
+        return F.cross_entropy(
+            F.linear(input, weight), target, ignore_index=ignore_index, reduction=reduction
+        )
 
     functional = ModuleType("liger_kernel.transformers.functional")
     functional.__dict__.update(
@@ -71,7 +80,9 @@ def test_every_norm_feed_forward_and_long_loss(calls, monkeypatch, from_tokens):
     names, expected = list(model.state_dict()), step(model, ids)
     liger_forwards.use_liger(model)
     found = step(model, ids)
-    assert (calls.count(("norm", False)), calls.count(("swiglu", None))) == (7, 3), "no gradient is overwritten"
+    assert (calls.count(("norm", False)), calls.count(("swiglu", None))) == (7, 3), (
+        "no gradient is overwritten"
+    )
     assert calls.count(("loss", torch.float32)) == (from_tokens == 24)
     assert list(model.state_dict()) == names
     torch.testing.assert_close(found[0], expected[0], rtol=1e-6, atol=0)
@@ -105,7 +116,9 @@ def test_a_head_trained_in_fp16_is_not_summed_by_liger(calls, trained):
 def test_what_peft_wrapped(calls):
     """Copies of norms, and maps inside the feed-forward that have adapters."""
     norms = [f"model.layers.{layer}.input_layernorm" for layer in range(3)]
-    config = peft.LoraConfig(target_modules=["gate_proj"], modules_to_save=norms, init_lora_weights=False)
+    config = peft.LoraConfig(
+        target_modules=["gate_proj"], modules_to_save=norms, init_lora_weights=False
+    )
     model, ids = peft.get_peft_model(tiny_model(), config).train(), tokens(2, 12)
     names, expected = list(model.state_dict()), step(model, ids)
     assert liger_forwards.use_liger(model)[0] == "RMSNorm (10)"  # originals and copies
@@ -127,5 +140,7 @@ def test_liger_itself_in_a_model(monkeypatch, dtype, tolerance):
     assert len(liger_forwards.use_liger(model)) == 3
     found = step(model, ids)
     torch.testing.assert_close(found[0], expected[0], rtol=tolerance, atol=0)
-    floats = [{name: gradient.float() for name, gradient in each[1].items()} for each in (found, expected)]
+    floats = [
+        {name: gradient.float() for name, gradient in each[1].items()} for each in (found, expected)
+    ]
     assert largest_difference(*floats) < tolerance

@@ -24,7 +24,8 @@ def train(folder, memory=None, **arguments):
 
 @pytest.mark.parametrize("method", ["tape", "lora"])
 @pytest.mark.parametrize(
-    "memory, tolerance", [(Memory(checkpoint_layers="selective", checkpoint_offload=True), 0), (EVERYTHING, 1e-5)]
+    "memory, tolerance",
+    [(Memory(checkpoint_layers="selective", checkpoint_offload=True), 0), (EVERYTHING, 1e-5)],
 )
 def test_a_training_is_the_same(tmp_path, method, memory, tolerance):
     """To the last bit, but for tiles, whose sums have another order."""

@@ -10,11 +10,17 @@ from tape_ds.methods.prepare import assert_trainable, prepare
 from tests.models.helpers import tiny_model, tokens
 
 NORMS = {
-    *(f"model.layers.{i}.{kind}_layernorm.weight" for i in range(3) for kind in ("input", "post_attention")),
+    *(
+        f"model.layers.{i}.{kind}_layernorm.weight"
+        for i in range(3)
+        for kind in ("input", "post_attention")
+    ),
     "model.norm.weight",
 }
 POSITION = {
-    f"model.layers.{i}.position.{kind}.weight" for i in range(2) for kind in ("attend", "gate", "expand", "contract")
+    f"model.layers.{i}.position.{kind}.weight"
+    for i in range(2)
+    for kind in ("attend", "gate", "expand", "contract")
 }
 
 
@@ -39,16 +45,22 @@ def test_tape_trains_exactly_the_groups_and_full_everything():
     assert set(only) == POSITION | {"model.embed_tokens.weight"}
 
     model = tiny_model()
-    assert set(prepare("full", model, settings()).names) == {name for name, _ in model.named_parameters()}
+    assert set(prepare("full", model, settings()).names) == {
+        name for name, _ in model.named_parameters()
+    }
 
 
 def test_lora_adapts_targets_and_copies_groups_whole():
     """Nothing but the targets is adapted; norms are trained as whole copies; position updates only if asked."""
     trained = prepare("lora", tiny_model(encoding="rope"), settings(train_position=False))
     adapters = {name for name in trained.names if "lora_" in name}
-    assert len(adapters) == 3 * 2 * 2 and all(".q_proj." in name or ".o_proj." in name for name in adapters)
+    assert len(adapters) == 3 * 2 * 2 and all(
+        ".q_proj." in name or ".o_proj." in name for name in adapters
+    )
     rest = set(trained.names) - adapters
-    assert len(rest) == len(NORMS) and all("norm" in name and "modules_to_save" in name for name in rest)
+    assert len(rest) == len(NORMS) and all(
+        "norm" in name and "modules_to_save" in name for name in rest
+    )
 
 
 @pytest.mark.parametrize(
@@ -74,12 +86,16 @@ def test_a_scaling_alone_trains_nothing_and_the_control_the_norms():
 
 def test_longlora_is_lora_with_grouped_attention_in_training():
     plain = prepare("lora", tiny_model(encoding="rope"), settings(train_position=False))
-    grouped = prepare("longlora", tiny_model(encoding="rope"), settings(train_position=False, group_tokens=4))
+    grouped = prepare(
+        "longlora", tiny_model(encoding="rope"), settings(train_position=False, group_tokens=4)
+    )
     assert grouped.names == plain.names
     grouped.model.load_state_dict(plain.model.state_dict())
     ids = tokens(1, 16)
     assert torch.equal(grouped.model.eval()(ids).logits, plain.model.eval()(ids).logits)
-    assert not torch.allclose(grouped.model.train()(ids).logits, plain.model.train()(ids).logits, atol=1e-4)
+    assert not torch.allclose(
+        grouped.model.train()(ids).logits, plain.model.train()(ids).logits, atol=1e-4
+    )
 
 
 def test_tape_and_lora_train_both():
@@ -95,9 +111,16 @@ def test_an_encoding_within_another_is_copied_once_with_adapters():
     trained = prepare("lora", model, settings())
     ids = tokens(2, 16)
     trained.model.train()(input_ids=ids, labels=ids).loss.backward()
-    found = {name: parameter.grad for name, parameter in trained.model.named_parameters() if name in trained.names}
+    found = {
+        name: parameter.grad
+        for name, parameter in trained.model.named_parameters()
+        if name in trained.names
+    }
     tables = {name: grad for name, grad in found.items() if "encoding" in name}
-    assert sorted(name.split("default.")[1] for name in tables) == ["digits.weight", "inner.intra.weight"]
+    assert sorted(name.split("default.")[1] for name in tables) == [
+        "digits.weight",
+        "inner.intra.weight",
+    ]
     assert all(grad is not None and grad.any() for grad in tables.values())
 
 

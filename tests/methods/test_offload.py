@@ -22,7 +22,9 @@ def outcome(model, ids):
 
 
 @pytest.mark.parametrize("layers", [1, "selective"])
-@pytest.mark.parametrize("heads, encoding", [("mha", "rope"), ("gqa", "tape"), ("mqa", "tape scale")])
+@pytest.mark.parametrize(
+    "heads, encoding", [("mha", "rope"), ("gqa", "tape"), ("mqa", "tape scale")]
+)
 def test_gradients_are_the_same_to_the_last_bit(heads, encoding, layers):
     model, ids = tiny_model(heads, encoding).train(), tokens(SEQUENCES, LENGTH)
     expected = outcome(model, ids)
@@ -44,7 +46,11 @@ def test_hidden_and_position_state_of_every_block_are_moved(keep_last):
     offload = InputOffload(CPU, keep_last=keep_last)
     use_recompute(model, 1, offload)
     loss = model(ids, labels=ids).loss
-    assert offload.held_bytes == offload.moved_bytes == (2 * hidden + state if keep_last else 3 * hidden + 2 * state)
+    assert (
+        offload.held_bytes
+        == offload.moved_bytes
+        == (2 * hidden + state if keep_last else 3 * hidden + 2 * state)
+    )
     loss.backward()
     assert offload.held_bytes == 0
 

@@ -10,7 +10,13 @@ from tape_ds.models.decoder import class_of
 from tests.models.helpers import gradients, tiny_model, tokens
 
 POLICIES = [1, "selective"]
-SHAPES = [("mha", "rope"), ("gqa", "tape"), ("mqa", "tape scale"), ("gqa", "tape vector"), ("mha", "alibi")]
+SHAPES = [
+    ("mha", "rope"),
+    ("gqa", "tape"),
+    ("mqa", "tape scale"),
+    ("gqa", "tape vector"),
+    ("mha", "alibi"),
+]
 
 
 def outcome(model, ids, **inputs):
@@ -48,8 +54,13 @@ def test_packed_rows_with_padding(layers):
 
 @pytest.mark.parametrize("layers", [1, "selective"])
 def test_another_family_has_blocks_too(layers):
-    config = ScaledGPTJConfig(vocab_size=61, n_positions=64, n_embd=32, n_layer=3, n_head=4, rotary_dim=4)
-    model, ids = class_of(ScaledGPTJForCausalLM)(decoder_configuration.configure(config)).train(), tokens(2, 13)
+    config = ScaledGPTJConfig(
+        vocab_size=61, n_positions=64, n_embd=32, n_layer=3, n_head=4, rotary_dim=4
+    )
+    model, ids = (
+        class_of(ScaledGPTJForCausalLM)(decoder_configuration.configure(config)).train(),
+        tokens(2, 13),
+    )
     expected = outcome(model, ids)
     recompute = use_recompute(model, layers)
     assert_equal(outcome(model, ids), expected)

@@ -8,7 +8,13 @@ from tape_ds.methods.recompute import use_recompute
 from tape_ds.methods.tiling import use_tiles
 from tests.models.helpers import gradients, largest_difference, tiny_model, tokens
 
-FORMS = [("mha", "rope"), ("gqa", "tape"), ("gqa", "tape vector"), ("mqa", "tape"), ("gqa", "tape flattened")]
+FORMS = [
+    ("mha", "rope"),
+    ("gqa", "tape"),
+    ("gqa", "tape vector"),
+    ("mqa", "tape"),
+    ("gqa", "tape flattened"),
+]
 
 
 def outcome(model, ids):

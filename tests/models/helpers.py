@@ -58,17 +58,28 @@ def _angles(**parameters):
 def _with(name, **own):
     """An encoding with options that every encoding has."""
     needed = _NEEDED.get(name, {})
-    return {"position_encoding": name, **needed, "position_options": {**needed.get("position_options", {}), **own}}
+    return {
+        "position_encoding": name,
+        **needed,
+        "position_options": {**needed.get("position_options", {}), **own},
+    }
 
 
 # Half of the ids are digits; no offset is drawn, so that what is promised of positions can be seen.
-_ABACUS = {"abacus": True, "abacus_digits": list(range(20, 50)), "abacus_places": 7, "abacus_shift": 0}
+_ABACUS = {
+    "abacus": True,
+    "abacus_digits": list(range(20, 50)),
+    "abacus_places": 7,
+    "abacus_shift": 0,
+}
 
 
 # Every encoding, and TAPE's and the angles' variants: what a property of the whole model is tested for. A new encoding
 # in the registry is here by itself.
 ENCODINGS = {
-    **{name: {"position_encoding": name, **_NEEDED.get(name, {})} for name in encodings.available()},
+    **{
+        name: {"position_encoding": name, **_NEEDED.get(name, {})} for name in encodings.available()
+    },
     "tape scale": _tape(attention_update="scale"),
     "tape feed-forward only": _tape(attention_update="off"),
     "tape attention only": _tape(feed_forward=False),
@@ -79,7 +90,9 @@ ENCODINGS = {
     "tape flattened": _tape(form="flattened", rank=5),
     "tape from yarn": {**_tape(), "rope_parameters": _NEEDED["yarn"]["rope_parameters"]},
     "tape unit": _tape(state_norm="unit"),
-    "tape unit identity": _tape(state_norm="unit", attention_norm="unit", attention_init="identity"),
+    "tape unit identity": _tape(
+        state_norm="unit", attention_norm="unit", attention_init="identity"
+    ),
     "tape from alibi": _tape(start="alibi"),
     "repo everywhere": {"position_encoding": "repo", "position_options": {"start_layer": 0}},
     "nope scaled": {
@@ -91,9 +104,12 @@ ENCODINGS = {
     **{f"{name} nope layers": _with(name, nope_layers=2) for name in ("rope", "tape", "alibi")},
     # a window below every length of a test, so that factors are above 1
     **{
-        f"{name} log scale": {**_with(name, log_scale="all"), "max_position_embeddings": 5} for name in ("rope", "tape")
+        f"{name} log scale": {**_with(name, log_scale="all"), "max_position_embeddings": 5}
+        for name in ("rope", "tape")
     },
-    "rope log positions": _with("rope", log_scale="all", log_scale_from=5, log_scale_by="positions"),
+    "rope log positions": _with(
+        "rope", log_scale="all", log_scale_from=5, log_scale_by="positions"
+    ),
 }
 
 
@@ -152,7 +168,9 @@ def norms_in_own_dtype(monkeypatch) -> None:
 
 def needs_ids(model: TapeForCausalLM) -> bool:
     """Whether embeddings alone do not tell where tokens stand."""
-    return model.model.encoding.reads_tokens or bool((model.config.position_options or {}).get("abacus"))
+    return model.model.encoding.reads_tokens or bool(
+        (model.config.position_options or {}).get("abacus")
+    )
 
 
 def tokens(batch: int, length: int) -> torch.Tensor:
@@ -162,7 +180,11 @@ def tokens(batch: int, length: int) -> torch.Tensor:
 
 def gradients(model: TapeForCausalLM) -> dict[str, torch.Tensor]:
     """A copy of every parameter's gradient, by name."""
-    return {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
+    return {
+        name: weight.grad.clone()
+        for name, weight in model.named_parameters()
+        if weight.grad is not None
+    }
 
 
 def largest_difference(mine: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> float:
@@ -170,7 +192,8 @@ def largest_difference(mine: dict[str, torch.Tensor], others: dict[str, torch.Te
     a gradient that is 0 but for rounding, as of a bias common to all scores, has no scale of its own)."""
     assert mine.keys() == others.keys()
     return max(
-        float((mine[name] - others[name]).abs().max() / others[name].abs().max().clamp_min(0.03)) for name in mine
+        float((mine[name] - others[name]).abs().max() / others[name].abs().max().clamp_min(0.03))
+        for name in mine
     )
 
 

@@ -46,7 +46,12 @@ def test_rows_begin_where_fused_kernels_ask(encoding, monkeypatch):
     with torch.no_grad():
         for piece in ids.split([30, 29, 1], dim=1):
             model(piece, past_key_values=past)
-    strides = {stride for x in seen for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True) if size > 1}
+    strides = {
+        stride
+        for x in seen
+        for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True)
+        if size > 1
+    }
     assert strides and [stride for stride in strides if stride * 2 % 16] == []
 
 

@@ -9,7 +9,11 @@ from tape_ds.errors import UserError
 from tape_ds.models import sizes
 from tests.models.helpers import HEADS, SIZES, tiny_config
 
-FIELDS = {name: value for name, value in (SIZES | HEADS["gqa"]).items() if name in sizes.Fields.__dataclass_fields__}
+FIELDS = {
+    name: value
+    for name, value in (SIZES | HEADS["gqa"]).items()
+    if name in sizes.Fields.__dataclass_fields__
+}
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
 
 
@@ -32,7 +36,10 @@ def test_defaults_are_llama_s_and_tape():
         ({"num_hidden_layers": True}, ["num_hidden_layers"]),
         ({"num_key_value_heads": 3, "head_dim": 7}, ["head_dim", "num_key_value_heads"]),
         ({"initializer_range": 1.5}, ["initializer_range"]),
-        ({"state_dtype": "half", "attention_backend": "flash3"}, ["state_dtype", "attention_backend"]),
+        (
+            {"state_dtype": "half", "attention_backend": "flash3"},
+            ["state_dtype", "attention_backend"],
+        ),
         ({"position_encoding": "tap"}, ["position_encoding"]),
         ({"position_options": {"rank": 0}}, ["position_options.rank"]),
         ({"rope_parameters": DYNAMIC}, ["rope_parameters.original_max_position_embeddings"]),

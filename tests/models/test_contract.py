@@ -7,7 +7,15 @@ import pytest
 import torch
 
 from tape_ds.attention import sdpa
-from tests.models.helpers import CACHE_EXACT, ENCODINGS, INVARIANT, WITH_EVERY_HEADS, rounding, tiny_model, tokens
+from tests.models.helpers import (
+    CACHE_EXACT,
+    ENCODINGS,
+    INVARIANT,
+    WITH_EVERY_HEADS,
+    rounding,
+    tiny_model,
+    tokens,
+)
 
 # Every encoding by the fused kernels; the other ways to attend once for each way an encoding enters the model.
 WAYS = [("sdpa", name) for name in ENCODINGS] + [
@@ -57,7 +65,9 @@ def test_a_shift_of_all_positions_changes_nothing(encoding, shift):
     model, ids = tiny_model(encoding=encoding), tokens(2, 33)
     places = torch.arange(33)[None]
     with torch.no_grad():
-        torch.testing.assert_close(model(ids).logits, model(ids, position_ids=places + shift).logits, rtol=0, atol=2e-5)
+        torch.testing.assert_close(
+            model(ids).logits, model(ids, position_ids=places + shift).logits, rtol=0, atol=2e-5
+        )
 
 
 @pytest.mark.parametrize("way, encoding", WAYS)
@@ -65,11 +75,21 @@ def test_a_shift_of_all_positions_changes_nothing(encoding, shift):
 def test_padding_changes_no_real_token(build, side, way, encoding):
     model = build(way, encoding)
     ids = tokens(1, 12)
-    real = {"left": list(range(5, 17)), "right": list(range(12)), "holes": [0, 1, 2, 5, 6, 8, 9, 10, 11, 13, 14, 16]}
-    mask, padded, places = torch.zeros(1, 17, dtype=torch.long), tokens(1, 17), torch.zeros(1, 17, dtype=torch.long)
+    real = {
+        "left": list(range(5, 17)),
+        "right": list(range(12)),
+        "holes": [0, 1, 2, 5, 6, 8, 9, 10, 11, 13, 14, 16],
+    }
+    mask, padded, places = (
+        torch.zeros(1, 17, dtype=torch.long),
+        tokens(1, 17),
+        torch.zeros(1, 17, dtype=torch.long),
+    )
     mask[:, real[side]], padded[:, real[side]], places[:, real[side]] = 1, ids, torch.arange(12)
     alone = model(ids).logits
-    together = model(torch.cat((padded, tokens(1, 17))), torch.cat((mask, torch.ones_like(mask))), places).logits
+    together = model(
+        torch.cat((padded, tokens(1, 17))), torch.cat((mask, torch.ones_like(mask))), places
+    ).logits
     torch.testing.assert_close(together[:1, real[side]], alone, rtol=0, atol=rounding(model, ids))
     assert together.isfinite().all()
 
@@ -90,14 +110,18 @@ def test_packed_documents_are_separate_runs(build, way, encoding):
 def test_a_batch_is_its_rows(encoding):
     """Sequences that differ in length, positions and documents: none leaks into its neighbour."""
     model, ids = tiny_model(encoding=encoding), tokens(3, 14)
-    places = torch.stack([torch.arange(14), torch.arange(14) * 2 + 3, torch.arange(14).clamp(max=9)])
+    places = torch.stack(
+        [torch.arange(14), torch.arange(14) * 2 + 3, torch.arange(14).clamp(max=9)]
+    )
     documents = torch.tensor([[0] * 14, [0] * 5 + [1] * 9, [0] * 10 + [-1] * 4])
     together = model(ids, position_ids=places, document_ids=documents).logits
     for row in range(3):
         one = slice(row, row + 1)
         alone = model(ids[one], position_ids=places[one], document_ids=documents[one]).logits
         real = documents[row] >= 0
-        torch.testing.assert_close(together[one, real], alone[:, real], rtol=0, atol=rounding(model, ids))
+        torch.testing.assert_close(
+            together[one, real], alone[:, real], rtol=0, atol=rounding(model, ids)
+        )
 
 
 @pytest.mark.parametrize("training", [False, True])

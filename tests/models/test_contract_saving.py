@@ -23,11 +23,16 @@ OWN = {
     "repo": {f"position.predictor.{name}" for name in ("gate", "content", "final")},
     "tape": {f"position.{name}.weight" for name in ("attend", "gate", "expand", "contract")},
 }
-WHOLE = {"bipe_rope": {"model.encoding.intra.weight"}, "bipe_alibi": {"model.encoding.intra.weight"}}
+WHOLE = {
+    "bipe_rope": {"model.encoding.intra.weight"},
+    "bipe_alibi": {"model.encoding.intra.weight"},
+}
 
 
 def llama_names():
-    sizes = {name: value for name, value in SIZES.items() if name in LlamaConfig.__dataclass_fields__}
+    sizes = {
+        name: value for name, value in SIZES.items() if name in LlamaConfig.__dataclass_fields__
+    }
     return set(LlamaForCausalLM(LlamaConfig(**(sizes | HEADS["gqa"]))).state_dict())
 
 
@@ -44,7 +49,9 @@ def test_parameters_have_a_llama_s_names_and_their_own(encoding):
     allowed = OWN.get(base, set())
     split = {name.replace(".cos.", ".").replace(".sin.", ".") for name in in_layers}
     assert split <= allowed and (encoding != base or in_layers == allowed)
-    whole = {"model.encoding.digits.weight"} if encoding.endswith(" abacus") else WHOLE.get(base, set())
+    whole = (
+        {"model.encoding.digits.weight"} if encoding.endswith(" abacus") else WHOLE.get(base, set())
+    )
     assert {name for name in own if ".layers." not in name} == whole
 
 
@@ -55,13 +62,18 @@ def test_a_saved_model_is_the_model(tmp_path, encoding):
     assert set(load_file(tmp_path / "model.safetensors")) == set(model.state_dict())
     again, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info.values()), info
-    assert type(again) is TapeForCausalLM and again.config.to_dict() == {**model.config.to_dict(), **named(again)}
+    assert type(again) is TapeForCausalLM and again.config.to_dict() == {
+        **model.config.to_dict(),
+        **named(again),
+    }
     assert torch.equal(again(ids).logits, model(ids).logits)
 
 
 def named(model):
     """What loading adds to a configuration."""
-    return {name: model.config.to_dict()[name] for name in ("_name_or_path", "architectures", "dtype")}
+    return {
+        name: model.config.to_dict()[name] for name in ("_name_or_path", "architectures", "dtype")
+    }
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
@@ -74,8 +86,11 @@ def test_another_window_loads_and_generates_past_it(tmp_path, encoding):
     ids = tokens(1, 9)
     out = again.generate(ids, max_new_tokens=70, min_new_tokens=70, do_sample=False, pad_token_id=0)
     assert out.shape == (1, 79)
-    if encoding != "randpe" and not encoding.endswith(" log scale"):  # another draw, and other factors
-        torch.testing.assert_close(again(ids).logits, model(ids).logits, rtol=0, atol=rounding(model, ids))
+    # another draw, and other factors
+    if encoding != "randpe" and not encoding.endswith(" log scale"):
+        torch.testing.assert_close(
+            again(ids).logits, model(ids).logits, rtol=0, atol=rounding(model, ids)
+        )
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
@@ -103,5 +118,7 @@ def test_initialisation_fills_every_parameter(encoding):
         for module in model.modules():
             model._init_weights(module)
         models.append(model)
-    for (name, first), second in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+    for (name, first), second in zip(
+        models[0].named_parameters(), models[1].parameters(), strict=True
+    ):
         assert torch.equal(first, second), name

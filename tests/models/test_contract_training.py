@@ -92,7 +92,8 @@ class RoundedResults(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
-        if function.is_view or function._schema.is_mutable:  # the caller goes on with the same memory
+        # the caller goes on with the same memory
+        if function.is_view or function._schema.is_mutable:
             return result
         return tree_map_only(torch.Tensor, self.rounded, result)
 
@@ -113,7 +114,9 @@ def step(model, ids):
     for name, gradient in gradients(model).items():
         kind = ".".join(part for part in name.split(".") if not part.isdigit())
         found.setdefault(kind, []).append(gradient)
-    return out.loss.detach(), {name: torch.cat([part.flatten() for part in parts]) for name, parts in found.items()}
+    return out.loss.detach(), {
+        name: torch.cat([part.flatten() for part in parts]) for name, parts in found.items()
+    }
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
@@ -125,20 +128,29 @@ def test_bf16_is_finite_and_close(encoding):
     half_loss, half = step(model.bfloat16(), ids)
     with RoundedResults():  # of the weights that bf16 has
         draws = [step(model.float(), ids)[1] for _ in range(8)]
-    torch.testing.assert_close(half_loss.float(), loss, rtol=torch.finfo(torch.bfloat16).eps, atol=0)
+    torch.testing.assert_close(
+        half_loss.float(), loss, rtol=torch.finfo(torch.bfloat16).eps, atol=0
+    )
     for name, value in exact.items():
         assert half[name].dtype == torch.bfloat16
-        expected = torch.stack([draw[name] - value for draw in draws]).square().sum(dim=1).mean().sqrt()
+        expected = (
+            torch.stack([draw[name] - value for draw in draws]).square().sum(dim=1).mean().sqrt()
+        )
         assert (half[name].float() - value).norm() < 4 * expected, name
 
 
-@pytest.mark.parametrize("encoding", ["tape", "alibi", "fire", "cope", "bipe_rope", "tape from alibi"])
+@pytest.mark.parametrize(
+    "encoding", ["tape", "alibi", "fire", "cope", "bipe_rope", "tape from alibi"]
+)
 def test_autocast_trains(encoding):
     model, ids = tiny_model(encoding=encoding).train(), tokens(2, 16)
     with torch.autocast("cpu", torch.bfloat16):
         loss = model(ids, labels=ids).loss
     loss.backward()
-    assert all(gradient.isfinite().all() and gradient.abs().max() > 0 for gradient in gradients(model).values())
+    assert all(
+        gradient.isfinite().all() and gradient.abs().max() > 0
+        for gradient in gradients(model).values()
+    )
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)

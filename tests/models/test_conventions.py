@@ -14,7 +14,9 @@ from tests.models.helpers import ENCODINGS, SIZES, rounding, tiny_model, tokens
 def smoothed_loss(model, ids, folder):
     arguments = TrainingArguments(folder, label_smoothing_factor=0.1, use_cpu=True, report_to=[])
     with torch.no_grad():
-        return Trainer(copy.deepcopy(model), arguments).compute_loss(model.eval(), {"input_ids": ids, "labels": ids})
+        return Trainer(copy.deepcopy(model), arguments).compute_loss(
+            model.eval(), {"input_ids": ids, "labels": ids}
+        )
 
 
 def test_a_plain_trainer_smooths_the_next_token_s_label(tmp_path):
@@ -39,10 +41,19 @@ def test_blocks_on_disk_compute_the_same(tmp_path, encoding):
     model, ids = tiny_model(encoding=encoding), tokens(2, 9)
     model.save_pretrained(tmp_path)
     disk = ["model.layers.1", "model.layers.2", "model.norm", "model.encoding"]
-    places = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "lm_head": "cpu", **dict.fromkeys(disk, "disk")}
+    places = {
+        "model.embed_tokens": "cpu",
+        "model.layers.0": "cpu",
+        "lm_head": "cpu",
+        **dict.fromkeys(disk, "disk"),
+    }
     with torch.no_grad():
-        offloaded = TapeForCausalLM.from_pretrained(tmp_path, device_map=places, offload_folder=tmp_path / "off").eval()
-        torch.testing.assert_close(offloaded(ids).logits, model(ids).logits, rtol=0, atol=rounding(model, ids))
+        offloaded = TapeForCausalLM.from_pretrained(
+            tmp_path, device_map=places, offload_folder=tmp_path / "off"
+        ).eval()
+        torch.testing.assert_close(
+            offloaded(ids).logits, model(ids).logits, rtol=0, atol=rounding(model, ids)
+        )
 
 
 class OneToken(torch.nn.Module):
@@ -57,7 +68,8 @@ class OneToken(torch.nn.Module):
 
 
 @pytest.mark.parametrize(
-    "encoding", ["rope", "tape", "tape from alibi", "alibi", "t5", "fire", "bipe_rope", "rope log scale"]
+    "encoding",
+    ["rope", "tape", "tape from alibi", "alibi", "t5", "fire", "bipe_rope", "rope log scale"],
 )
 def test_an_exported_step_counts_any_cache(encoding):
     """Its length is a symbol there, neither an int nor a tensor."""
@@ -73,7 +85,11 @@ def test_an_exported_step_counts_any_cache(encoding):
     shapes = {"ids": None, "past": [any_length, any_length]}
     with torch.no_grad():
         whole = model(ids).logits
-        step = torch.export.export(OneToken(model), (ids[:, 7:8], filled(7)), dynamic_shapes=shapes, strict=False)
+        step = torch.export.export(
+            OneToken(model), (ids[:, 7:8], filled(7)), dynamic_shapes=shapes, strict=False
+        )
         for at in (5, 9, 11):
             out = step.module()(ids[:, at : at + 1], filled(at))
-            torch.testing.assert_close(out, whole[:, at : at + 1], rtol=0, atol=rounding(model, ids))
+            torch.testing.assert_close(
+                out, whole[:, at : at + 1], rtol=0, atol=rounding(model, ids)
+            )

@@ -15,7 +15,12 @@ def llama(heads="gqa", **changes):
     return LlamaForCausalLM(LlamaConfig(**(SIZES | HEADS[heads] | changes))).eval()
 
 
-LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "original_max_position_embeddings": 32}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "original_max_position_embeddings": 32,
+}
 LLAMA3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
@@ -30,7 +35,9 @@ def test_a_llama_comes_back_with_every_field(tmp_path):
     back = convert.to_plain(convert.load(tmp_path, config))
     assert torch.equal(back(ids).logits, model(ids).logits)
     ignored = {"_name_or_path", "architectures", "transformers_version"}
-    mine, theirs = ({k: v for k, v in x.config.to_dict().items() if k not in ignored} for x in (back, model))
+    mine, theirs = (
+        {k: v for k, v in x.config.to_dict().items() if k not in ignored} for x in (back, model)
+    )
     assert mine == theirs
 
 
@@ -43,14 +50,23 @@ def test_what_a_llama_cannot_compute_is_no_llama(encoding):
 @pytest.mark.parametrize("rope_type", ["ntk", "yarn", "linear"])
 def test_scaled_angles_leave_in_transformers_terms(rope_type):
     """``ntk`` is a larger base to transformers, and ``yarn`` the encoding is ``rope`` with yarn's angles."""
-    parameters = {"rope_type": rope_type, "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 32}
-    ours = tiny_model(encoding="yarn" if rope_type == "yarn" else "rope", rope_parameters=parameters)
+    parameters = {
+        "rope_type": rope_type,
+        "rope_theta": 1e4,
+        "factor": 2.0,
+        "original_max_position_embeddings": 32,
+    }
+    ours = tiny_model(
+        encoding="yarn" if rope_type == "yarn" else "rope", rope_parameters=parameters
+    )
     theirs = convert.to_plain(ours)
     if rope_type == "ntk":
         assert theirs.config.rope_parameters["rope_type"] == "default"
         assert theirs.config.rope_parameters["rope_theta"] == pytest.approx(1e4 * 2 ** (8 / 6))
     ids = tokens(2, 60)
-    torch.testing.assert_close(theirs(ids).logits, ours(ids).logits, rtol=0, atol=rounding(ours, ids))
+    torch.testing.assert_close(
+        theirs(ids).logits, ours(ids).logits, rtol=0, atol=rounding(ours, ids)
+    )
 
 
 @pytest.mark.parametrize("given", [{}, {"original_max_position_embeddings": 16}], ids=str)
@@ -58,13 +74,17 @@ def test_scaled_angles_leave_in_transformers_terms(rope_type):
 def test_a_llama_with_dynamic_scaling_is_one_here(tmp_path, length, given):
     """Its window is its ``max_position_embeddings``; another one in its ``rope_parameters`` is ignored by transformers
     too."""
-    model = llama(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, **given})
+    model = llama(
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, **given}
+    )
     model.save_pretrained(tmp_path)
     native = extendable.read(tmp_path)
     config = convert.tape_config(native, position_encoding="rope")
     assert config.rope_parameters["original_max_position_embeddings"] == 64
     ids = tokens(1, length)
-    torch.testing.assert_close(convert.load(tmp_path, config)(ids).logits, model(ids).logits, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        convert.load(tmp_path, config)(ids).logits, model(ids).logits, rtol=0, atol=1e-5
+    )
 
 
 def change_weights(folder, change):
@@ -79,7 +99,10 @@ def change_weights(folder, change):
     [
         (lambda x: x.pop("model.norm.weight"), "missing: model.norm.weight"),
         (lambda x: x.update(extra=torch.ones(1)), "without a place: extra"),
-        (lambda x: x.update({"model.norm.weight": torch.ones(5)}), "another shape: model.norm.weight"),
+        (
+            lambda x: x.update({"model.norm.weight": torch.ones(5)}),
+            "another shape: model.norm.weight",
+        ),
     ],
 )
 def test_a_damaged_llama_is_refused(tmp_path, change, words):
@@ -95,18 +118,25 @@ def test_one_lost_position_update_is_refused(tmp_path):
     model = tiny_model()
     model.save_pretrained(tmp_path)
     change_weights(tmp_path, lambda x: x.pop("model.layers.1.position.attend.weight"))
-    with pytest.raises(UserError, match=r"missing: model\.layers\.1\.position\.attend\.weight$|missing: .*attend"):
+    with pytest.raises(
+        UserError, match=r"missing: model\.layers\.1\.position\.attend\.weight$|missing: .*attend"
+    ):
         convert.load(tmp_path, model.config)
     change_weights(tmp_path, lambda x: x.pop("model.layers.0.position.attend.weight"))
     loaded = convert.load(tmp_path, model.config)
     assert (loaded.model.layers[0].position.attend.weight == 0).all()
-    assert torch.equal(loaded.model.layers[0].position.gate.weight, model.model.layers[0].position.gate.weight)
+    assert torch.equal(
+        loaded.model.layers[0].position.gate.weight, model.model.layers[0].position.gate.weight
+    )
 
 
 def test_stored_frequencies_of_old_checkpoints_are_recomputed(tmp_path):
     """Llama 2's files on the hub hold ``rotary_emb.inv_freq`` in every layer; they follow from the configuration."""
     llama().save_pretrained(tmp_path)
-    change_weights(tmp_path, lambda x: x.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}))
+    change_weights(
+        tmp_path,
+        lambda x: x.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}),
+    )
     convert.load(tmp_path, convert.tape_config(extendable.read(tmp_path)))
 
 

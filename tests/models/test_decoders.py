@@ -18,7 +18,18 @@ from tests.models.tiny_decoders import VOCABULARY, families, tiny_config
 
 TOKENS = 40
 WANTED = (
-    *("mistral", "mixtral", "gemma", "gemma2", "gemma3_text", "phi3", "olmo2", "olmo3", "granite", "smollm3"),
+    *(
+        "mistral",
+        "mixtral",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "phi3",
+        "olmo2",
+        "olmo3",
+        "granite",
+        "smollm3",
+    ),
     *("qwen2_moe", "qwen3_moe", "gpt_neox", "stablelm", "cohere", "cohere2", "glm4", "gpt_oss"),
 )
 KINDS = ("yarn", "yarn_revised", "linear", "ntk", "dynamic")
@@ -63,7 +74,9 @@ def check_logits(eager, ours):
     ones, positions = torch.ones_like(ids), torch.arange(TOKENS).expand(2, -1)
 
     def of_eager(ids, **given):
-        return eager(ids, **{"attention_mask": torch.ones_like(ids), "use_cache": False, **given}).logits
+        return eager(
+            ids, **{"attention_mask": torch.ones_like(ids), "use_cache": False, **given}
+        ).logits
 
     assert_equal(ours(ids, use_cache=False).logits, of_eager(ids))
 
@@ -90,7 +103,13 @@ def check_generation(eager, ours, **how):
     ids = torch.randint(3, VOCABULARY, (2, TOKENS - 3))
     mask = torch.ones_like(ids)
     mask[0, :7] = 0
-    how = {"max_new_tokens": 5, "do_sample": False, "output_logits": True, "return_dict_in_generate": True, **how}
+    how = {
+        "max_new_tokens": 5,
+        "do_sample": False,
+        "output_logits": True,
+        "return_dict_in_generate": True,
+        **how,
+    }
     expected = eager.generate(ids, attention_mask=mask, eos_token_id=None, **how)
     found = ours.generate(ids, attention_mask=mask, eos_token_id=None, **how)
     assert torch.equal(found.sequences, expected.sequences)
@@ -100,7 +119,11 @@ def check_generation(eager, ours, **how):
 def gradients(model, loss):
     model.zero_grad()
     loss.backward()
-    return {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
+    return {
+        name: weight.grad.clone()
+        for name, weight in model.named_parameters()
+        if weight.grad is not None
+    }
 
 
 def check_training(eager, ours):
@@ -153,7 +176,9 @@ def check_positions(family):
         return
     _, ours = pair(family, layer_types=["full_attention"] * len(kinds))
     ids, positions = torch.randint(3, VOCABULARY, (1, 12)), torch.arange(12)[None]
-    near, far = (ours(ids, position_ids=positions * step, use_cache=False).logits for step in (1, 3))
+    near, far = (
+        ours(ids, position_ids=positions * step, use_cache=False).logits for step in (1, 3)
+    )
     assert torch.equal(near, far) == (family in decoder_configuration.ROTATED_WINDOWS)
 
 
@@ -175,7 +200,9 @@ def check_angles(ours):
         angles = torch.arange(131_072.0) * after.max()
         rows = torch.stack((angles.cos(), angles.sin()), dim=1).view(torch.int64)
         assert len(rows.unique()) == 131_072
-    assert {value.device.type for value in buffers(copy.deepcopy(ours).to("meta")).values()} == {"meta"}
+    assert {value.device.type for value in buffers(copy.deepcopy(ours).to("meta")).values()} == {
+        "meta"
+    }
 
 
 @torch.no_grad()
@@ -201,7 +228,9 @@ def check_scaling(eager, ours):
 
 def check_scaled(eager, ours, wanted, length):
     """A model with these parameters, one that is measured with them, and transformers' own are equal."""
-    config = decoder_configuration.configure(eager.config, rope_parameters=wanted, max_position_embeddings=length)
+    config = decoder_configuration.configure(
+        eager.config, rope_parameters=wanted, max_position_embeddings=length
+    )
     scaled = type(ours)(config).eval()
     scaled.load_state_dict(ours.state_dict())
     plain = copy.deepcopy(config)
@@ -229,14 +258,20 @@ def check_frequencies(scaled, ours, frequencies, factor):
     """Those of layers that see everything; a window's stay."""
     for path, module in decoder.rotary_modules(scaled).items():
         before = ours.get_submodule(path)
-        names = [name for name, _ in module.named_buffers() if not name.endswith("original_inv_freq")]
+        names = [
+            name for name, _ in module.named_buffers() if not name.endswith("original_inv_freq")
+        ]
         of_full = "full_attention_inv_freq" if "full_attention_inv_freq" in names else "inv_freq"
         assert of_full in names
         for name in names:
             if name == of_full:
                 wanted = torch.tensor(frequencies)
-                torch.testing.assert_close(getattr(module, name).double(), wanted, rtol=1e-6, atol=0)
-                assert getattr(module, name.replace("inv_freq", "attention_scaling")) == pytest.approx(factor)
+                torch.testing.assert_close(
+                    getattr(module, name).double(), wanted, rtol=1e-6, atol=0
+                )
+                assert getattr(
+                    module, name.replace("inv_freq", "attention_scaling")
+                ) == pytest.approx(factor)
             else:
                 assert torch.equal(getattr(module, name), getattr(before, name))
 
@@ -255,10 +290,16 @@ def check_folder(eager, folder):
             "rope_parameters": trained_rope.extended(own, {"rope_type": "auto"}, length),
             "max_position_embeddings": length,
         }
-    ours = decoder.load(folder / "base", decoder_configuration.configure(native, **changes), dtype=torch.float32).eval()
+    ours = decoder.load(
+        folder / "base", decoder_configuration.configure(native, **changes), dtype=torch.float32
+    ).eval()
     ours.save_pretrained(folder / "extended")
-    plain = AutoModelForCausalLM.from_pretrained(folder / "extended", attn_implementation="eager").eval()
-    assert type(plain) is type(eager) and plain.config.rope_parameters == ours.config.rope_parameters
+    plain = AutoModelForCausalLM.from_pretrained(
+        folder / "extended", attn_implementation="eager"
+    ).eval()
+    assert (
+        type(plain) is type(eager) and plain.config.rope_parameters == ours.config.rope_parameters
+    )
     ids = torch.randint(3, VOCABULARY, (2, TOKENS))
     assert_equal(ours(ids).logits, plain(ids, attention_mask=torch.ones_like(ids)).logits)
 
@@ -273,17 +314,30 @@ def test_a_window_counts_positions_where_they_skip(family, skip):
     positions[0, 11:] += skip - 1
     positions[1, 30:] += skip - 1
     back = positions[:, :, None] - positions[:, None, :]
-    seen = {"full_attention": back >= 0, "sliding_attention": (back >= 0) & (back < ours.config.sliding_window)}
+    seen = {
+        "full_attention": back >= 0,
+        "sliding_attention": (back >= 0) & (back < ours.config.sliding_window),
+    }
     masks = {kind: torch.where(mask, 0.0, -math.inf)[:, None] for kind, mask in seen.items()}
     given = masks["sliding_attention"] if family == "mistral" else masks
-    expected = eager(input_ids=ids, position_ids=positions, attention_mask=given, use_cache=False).logits
+    expected = eager(
+        input_ids=ids, position_ids=positions, attention_mask=given, use_cache=False
+    ).logits
     assert_equal(ours(input_ids=ids, position_ids=positions, skip_logits=False).logits, expected)
     # with a second document in each sequence
     documents = (torch.arange(TOKENS) >= 20).int().repeat(2, 1)
     apart = torch.where(documents[:, :, None] == documents[:, None, :], 0.0, -math.inf)[:, None]
-    given = given + apart if family == "mistral" else {kind: mask + apart for kind, mask in masks.items()}
-    expected = eager(input_ids=ids, position_ids=positions, attention_mask=given, use_cache=False).logits
-    found = ours(input_ids=ids, position_ids=positions, document_ids=documents, skip_logits=False).logits
+    given = (
+        given + apart
+        if family == "mistral"
+        else {kind: mask + apart for kind, mask in masks.items()}
+    )
+    expected = eager(
+        input_ids=ids, position_ids=positions, attention_mask=given, use_cache=False
+    ).logits
+    found = ours(
+        input_ids=ids, position_ids=positions, document_ids=documents, skip_logits=False
+    ).logits
     assert_equal(found, expected)
 
 
@@ -325,13 +379,22 @@ def test_targets_have_weights_in_every_family(family, cap):
     labels[0, :9], values[1, 5:8] = -100, torch.nan if cap else 0.0
     eager.train(), ours.train()
     logits = eager(ids, use_cache=False).logits
-    losses = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="none").view(2, -1)
+    losses = F.cross_entropy(
+        logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="none"
+    ).view(2, -1)
     weights = values[:, 1:]
     if cap:
         weights = (weights - losses.detach()).exp().clamp(max=cap).masked_fill(weights.isnan(), 1.0)
     counted = labels[:, 1:] != -100
     wanted = gradients(eager, (weights * losses)[counted].sum() / 7)
-    out = ours(ids, labels=labels, target_weights=values, weight_cap=cap, num_items_in_batch=7, use_cache=False)
+    out = ours(
+        ids,
+        labels=labels,
+        target_weights=values,
+        weight_cap=cap,
+        num_items_in_batch=7,
+        use_cache=False,
+    )
     torch.testing.assert_close(out.plain_sum, losses[counted].sum().detach(), rtol=2e-5, atol=0)
     torch.testing.assert_close(out.weight_sum, weights[counted].sum(), rtol=2e-5, atol=0)
     found = gradients(ours, out.loss)
@@ -368,32 +431,51 @@ def test_longrope_is_computed_and_kept():
     own = trained_rope.read(eager.config.to_dict(), "phi3")
     assert own.is_scaled and not list(trained_rope.check_change(own, {}, 64))
     assert "kept as it is" in str(next(trained_rope.check_change(own, {}, 65)))
-    kept = decoder_configuration.configure(eager.config, rope_parameters=trained_rope.extended(own, {}, 64))
+    kept = decoder_configuration.configure(
+        eager.config, rope_parameters=trained_rope.extended(own, {}, 64)
+    )
     assert kept.rope_parameters == eager.config.rope_parameters
 
 
 @torch.no_grad()
 def test_deepseek_s_factors_follow_the_new_scaling():
     """Of the cosine by ``mscale``, of the scores by ``mscale_all_dim``: both from the factor, which changes."""
-    rope = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 2.0, "original_max_position_embeddings": 32}
-    eager, ours = pair("deepseek_v3", rope_parameters={**rope, "mscale": 0.7, "mscale_all_dim": 1.0})
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": 10_000.0,
+        "factor": 2.0,
+        "original_max_position_embeddings": 32,
+    }
+    eager, ours = pair(
+        "deepseek_v3", rope_parameters={**rope, "mscale": 0.7, "mscale_all_dim": 1.0}
+    )
     check_logits(eager, ours)
-    wanted = trained_rope.extended(trained_rope.read(eager.config.to_dict(), "deepseek_v3"), {}, 256)
+    wanted = trained_rope.extended(
+        trained_rope.read(eager.config.to_dict(), "deepseek_v3"), {}, 256
+    )
     assert wanted["factor"] == 8
     scaled = check_scaled(eager, ours, wanted, 256)
     assert scaled.config.rope_parameters["mscale"] == 0.7
     assert scaled.model.rotary_emb.attention_scaling == pytest.approx(
         (0.07 * math.log(8) + 1) / (0.1 * math.log(8) + 1)
     )
-    assert scaled.model.layers[0].self_attn.scaling == pytest.approx(24**-0.5 * (0.1 * math.log(8) + 1) ** 2)
+    assert scaled.model.layers[0].self_attn.scaling == pytest.approx(
+        24**-0.5 * (0.1 * math.log(8) + 1) ** 2
+    )
 
 
 def test_ministral_s_factor_on_queries_stays():
     """Transformers' class applies it to the scores of far queries."""
     native = tiny_config("ministral3")
     own = trained_rope.read(native.to_dict(), "ministral3")
-    config = decoder_configuration.configure(native, rope_parameters=trained_rope.extended(own, {}, 4 * int(own.reach)))
-    assert config.rope_parameters["llama_4_scaling_beta"] == native.rope_parameters["llama_4_scaling_beta"] == 0.1
+    config = decoder_configuration.configure(
+        native, rope_parameters=trained_rope.extended(own, {}, 4 * int(own.reach))
+    )
+    assert (
+        config.rope_parameters["llama_4_scaling_beta"]
+        == native.rope_parameters["llama_4_scaling_beta"]
+        == 0.1
+    )
 
 
 REFUSED = {

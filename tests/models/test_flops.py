@@ -18,7 +18,8 @@ def test_multiply_adds_are_those_that_are_executed(heads, encoding):
         model(tokens(1, LENGTH))
     expected = 2 * flops.multiply_adds(model.config, LENGTH, causal=False)
     layer = model.model.layers[0].position
-    if hasattr(layer, "network"):  # its first layer has one input: no matrix, and not seen by the counter
+    # its first layer has one input: no matrix, and not seen by the counter
+    if hasattr(layer, "network"):
         expected -= 2 * LENGTH**2 * layer.network.weight_in.numel() * len(model.model.layers)
     assert counter.get_total_flops() == pytest.approx(expected, rel=0.01)
 

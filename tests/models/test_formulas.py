@@ -40,14 +40,23 @@ def llama(w, x, turn_q, turn_k, bias):
     for layer in range(3):
         part = {name.removeprefix(f"model.layers.{layer}."): value for name, value in w.items()}
         y = norm(x, part["input_layernorm.weight"])
-        q, k, v = ((y @ part[f"self_attn.{name}_proj.weight"].T).reshape(T, -1, K).transpose(1, 0, 2) for name in "qkv")
+        q, k, v = (
+            (y @ part[f"self_attn.{name}_proj.weight"].T).reshape(T, -1, K).transpose(1, 0, 2)
+            for name in "qkv"
+        )
         k, v = (each.repeat(H // G, axis=0) for each in (k, v))
-        scores = turn_q(q, part, y) @ turn_k(k, part, y).transpose(0, 2, 1) / math.sqrt(K) + bias(part, y, q, k)
+        scores = turn_q(q, part, y) @ turn_k(k, part, y).transpose(0, 2, 1) / math.sqrt(K) + bias(
+            part, y, q, k
+        )
         out = softmax(np.where(past, scores, -np.inf)) @ v
         x = x + out.transpose(1, 0, 2).reshape(T, -1) @ part["self_attn.o_proj.weight"].T
         y = norm(x, part["post_attention_layernorm.weight"])
         gate = y @ part["mlp.gate_proj.weight"].T
-        x = x + (gate / (1 + np.exp(-gate)) * (y @ part["mlp.up_proj.weight"].T)) @ part["mlp.down_proj.weight"].T
+        x = (
+            x
+            + (gate / (1 + np.exp(-gate)) * (y @ part["mlp.up_proj.weight"].T))
+            @ part["mlp.down_proj.weight"].T
+        )
     return norm(x, w["model.norm.weight"]) @ w["lm_head.weight"].T
 
 
@@ -111,11 +120,13 @@ def xpos(ids, w, x):
     return lambda q, *at: turn(q, *at) * scale, lambda k, *at: turn(k, *at) / scale, none, x
 
 
-SLOPES = np.array([2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3])  # six heads: those of four, then every second of eight
+# six heads: those of four, then every second of eight
+SLOPES = np.array([2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3])
 
 
 def alibi(ids, w, x):
-    bias = SLOPES[:, None, None] * np.arange(len(ids))  # of the key alone: the same after the softmax
+    # of the key alone: the same after the softmax
+    bias = SLOPES[:, None, None] * np.arange(len(ids))
     return same, same, lambda *_: bias, x
 
 
@@ -125,7 +136,11 @@ def t5(ids, w, x):
     for n in range(len(ids)):
         for m in range(n + 1):
             r = n - m
-            grown = 0 if r < exact else math.floor(math.log(r / exact) / math.log(farthest / exact) * exact)
+            grown = (
+                0
+                if r < exact
+                else math.floor(math.log(r / exact) / math.log(farthest / exact) * exact)
+            )
             table[n, m] = r if r < exact else min(exact + grown, buckets - 1)
     return same, same, lambda part, *_: part["position.table.weight"][table].transpose(2, 0, 1), x
 
@@ -136,9 +151,17 @@ def fire(ids, w, x):
 
     def bias(part, *_):
         c, mu = part["position.network.curvature"][0], part["position.network.multiplier"][0]
-        distance = np.log(np.abs(c * (n - m)) + 1) / (np.log(np.abs(c * np.maximum(n, np.abs(mu * L))) + 1) + 1e-6)
-        inner = distance[..., None] * part["position.network.weight_in"][:, 0] + part["position.network.bias_in"]
-        out = np.maximum(inner, 0) @ part["position.network.weight_out"].T + part["position.network.bias_out"]
+        distance = np.log(np.abs(c * (n - m)) + 1) / (
+            np.log(np.abs(c * np.maximum(n, np.abs(mu * L))) + 1) + 1e-6
+        )
+        inner = (
+            distance[..., None] * part["position.network.weight_in"][:, 0]
+            + part["position.network.bias_in"]
+        )
+        out = (
+            np.maximum(inner, 0) @ part["position.network.weight_out"].T
+            + part["position.network.bias_out"]
+        )
         return out.transpose(2, 0, 1)
 
     return same, same, bias, x
@@ -202,7 +225,9 @@ def prope(ids, w, x):
 
 def randpe(ids, w, x):
     """In evaluation one sorted draw of 64 from 128, and after it one by one."""
-    drawn = sorted(np.random.Generator(np.random.PCG64(0)).permutation(2 * WINDOW)[:WINDOW].tolist())
+    drawn = sorted(
+        np.random.Generator(np.random.PCG64(0)).permutation(2 * WINDOW)[:WINDOW].tolist()
+    )
     places = [drawn[n] if n < WINDOW else 2 * WINDOW + n - WINDOW for n in range(len(ids))]
     turn = rotation(places, PLAIN)
     return turn, turn, none, x
@@ -214,7 +239,9 @@ def repo(ids, w, x):
     def turn(x, part, y):
         places = range(len(ids))
         if "position.predictor.final" in part:
-            gate, content, final = (part[f"position.predictor.{name}"].T for name in ("gate", "content", "final"))
+            gate, content, final = (
+                part[f"position.predictor.{name}"].T for name in ("gate", "content", "final")
+            )
             z = (y @ gate / (1 + np.exp(-(y @ gate))) * (y @ content)) @ final
             places = z.T.repeat(H // G, axis=0)
         return rotation(places, PLAIN)(x, part, y)
@@ -253,7 +280,9 @@ IN_FP64 = {"cope": cope, "fox": fox, "pope": pope, "repo everywhere": repo}
 @pytest.mark.parametrize("formula", FORMULAS, ids=lambda formula: formula.__name__)
 def test_the_model_is_its_formula(formula, length):
     logits, expected, plain = by_model_and_formula(formula.__name__, formula, length, torch.float32)
-    np.testing.assert_allclose(logits, expected, rtol=0, atol=TOLERANCES.get(formula.__name__, TOLERANCE))
+    np.testing.assert_allclose(
+        logits, expected, rtol=0, atol=TOLERANCES.get(formula.__name__, TOLERANCE)
+    )
     if length > 1 and formula is not nope:
         assert np.abs(expected - plain).max() > 1e-2, "an encoding without effect would pass"
 

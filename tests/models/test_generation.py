@@ -6,7 +6,15 @@ import pytest
 import torch
 from transformers import DynamicCache, StaticCache
 
-from tests.models.helpers import CACHE_EXACT, MODELS, WITH_EVERY_HEADS, needs_ids, rounding, tiny_model, tokens
+from tests.models.helpers import (
+    CACHE_EXACT,
+    MODELS,
+    WITH_EVERY_HEADS,
+    needs_ids,
+    rounding,
+    tiny_model,
+    tokens,
+)
 
 NEW = 12
 
@@ -86,7 +94,11 @@ def test_cached_logits_of_a_padded_batch(model, cache, side):
         alone = model(ids[:1, mask[0] == 1]).logits
         for start, stop in itertools.pairwise([0, 13, 14, 15, 20, 24]):
             at = slice(start, stop)
-            arguments = {name: given[:, at], "attention_mask": mask[:, :stop], "position_ids": places[:, at]}
+            arguments = {
+                name: given[:, at],
+                "attention_mask": mask[:, :stop],
+                "position_ids": places[:, at],
+            }
             parts.append(model(**arguments, past_key_values=past).logits)
     cached = torch.cat(parts, dim=1)
     # twice the others' tolerance: FoX's sums of order 10 are rounded to fp32 when they go into a cache
@@ -102,7 +114,10 @@ def test_decoding_in_bf16_is_as_close_as_the_full_pass(encoding):
     exact = model(ids).logits[:, -1]
     model, past = model.bfloat16(), DynamicCache(config=model.config)
     model(ids[:, :-1], past_key_values=past, use_cache=True)
-    full, decoded = model(ids).logits[:, -1], model(ids[:, -1:], past_key_values=past, use_cache=True).logits[:, -1]
+    full, decoded = (
+        model(ids).logits[:, -1],
+        model(ids[:, -1:], past_key_values=past, use_cache=True).logits[:, -1],
+    )
     far, farther = ((each.float() - exact).norm() / exact.norm() for each in (full, decoded))
     assert farther < 3 * far + 0.02
 
@@ -110,17 +125,25 @@ def test_decoding_in_bf16_is_as_close_as_the_full_pass(encoding):
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_packed_documents_continue_in_a_cache(model, cache):
     ids = tokens(2, 24)
-    documents = torch.tensor([[0] * 5 + [1] * 9 + [0] * 4 + [-1] * 2 + [2] * 4, [0] * 24], dtype=torch.int32)
+    documents = torch.tensor(
+        [[0] * 5 + [1] * 9 + [0] * 4 + [-1] * 2 + [2] * 4, [0] * 24], dtype=torch.int32
+    )
     past, parts = CACHES[cache](model), []
     for start, stop in itertools.pairwise([0, 10, 11, 12, 24]):
         part = model(ids[:, start:stop], document_ids=documents[:, :stop], past_key_values=past)
         parts.append(part.logits)
-    cached, whole, real = torch.cat(parts, 1), model(ids, document_ids=documents).logits, documents >= 0
+    cached, whole, real = (
+        torch.cat(parts, 1),
+        model(ids, document_ids=documents).logits,
+        documents >= 0,
+    )
     torch.testing.assert_close(cached[real], whole[real], rtol=0, atol=rounding(model, ids))
 
 
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call")
-@pytest.mark.parametrize("encoding", ["tape", "cope", "fox", "bipe_alibi", "rope abacus", "rope log scale"])
+@pytest.mark.parametrize(
+    "encoding", ["tape", "cope", "fox", "bipe_alibi", "rope abacus", "rope log scale"]
+)
 def test_a_compiled_model_counts_a_static_cache_in_a_tensor(encoding):
     """Inside a graph the cache's length is a tensor and no shape may follow it, so ``generate`` pads the mask to the
     cache's length; the logits stay those of the full pass. (BiPE and Abacus read the places of their cache there, and
@@ -134,7 +157,9 @@ def test_a_compiled_model_counts_a_static_cache_in_a_tensor(encoding):
         for start, stop in itertools.pairwise([0, 9, 10, 11, 12]):
             padded = model.create_masks_for_generate(model.config, None, mask[:, :stop], past)
             assert padded.shape == (1, 16)
-            parts.append(compiled(ids[:, start:stop], attention_mask=padded, past_key_values=past).logits)
+            parts.append(
+                compiled(ids[:, start:stop], attention_mask=padded, past_key_values=past).logits
+            )
         whole = model(ids[:, 3:]).logits
     torch.testing.assert_close(torch.cat(parts, 1)[:, 3:], whole, rtol=0, atol=rounding(model, ids))
 
@@ -151,7 +176,9 @@ def test_a_left_padded_batch_gives_each_its_own(model, cache, chunk):
     mask = torch.ones_like(ids)
     mask[1, :4], mask[2, :9] = 0, 0
     ids = ids.masked_fill(mask == 0, 0)
-    out = generate(model, ids, attention_mask=mask, cache_implementation=cache, prefill_chunk_size=chunk)
+    out = generate(
+        model, ids, attention_mask=mask, cache_implementation=cache, prefill_chunk_size=chunk
+    )
     for row in range(3):
         alone = greedy_by_full_passes(model, ids[row : row + 1, mask[row] == 1])
         assert torch.equal(out[row, 10:], alone[0, -NEW:])
@@ -162,16 +189,25 @@ def test_beams_reorder_the_cache(kind):
     model, ids = kind, tokens(2, 9)
     mask = torch.ones_like(ids)
     mask[0, :3] = 0
-    settings = {"num_beams": 3, "attention_mask": mask, "output_scores": True, "return_dict_in_generate": True}
+    settings = {
+        "num_beams": 3,
+        "attention_mask": mask,
+        "output_scores": True,
+        "return_dict_in_generate": True,
+    }
     with_cache, without = (generate(model, ids, use_cache=use, **settings) for use in (True, False))
     assert torch.equal(with_cache.sequences, without.sequences)
-    torch.testing.assert_close(with_cache.sequences_scores, without.sequences_scores, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        with_cache.sequences_scores, without.sequences_scores, rtol=0, atol=1e-5
+    )
 
 
 def test_assisted_decoding_is_greedy(kind):
     """Rejected drafts are cut off the cache again."""
     ids, assistant = tokens(1, 9), tiny_model("mha", "rope", num_hidden_layers=1)
-    assert torch.equal(generate(kind, ids, assistant_model=assistant), greedy_by_full_passes(kind, ids))
+    assert torch.equal(
+        generate(kind, ids, assistant_model=assistant), greedy_by_full_passes(kind, ids)
+    )
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
@@ -180,7 +216,9 @@ def test_generation_continues_from_a_cache(kind, cache):
     past = CACHES[cache](kind)
     first = generate(kind, tokens(1, 6), past_key_values=past, max_new_tokens=5, min_new_tokens=5)
     turn = torch.cat((first, tokens(1, 3)), dim=1)
-    assert torch.equal(generate(kind, turn, past_key_values=past), greedy_by_full_passes(kind, turn))
+    assert torch.equal(
+        generate(kind, turn, past_key_values=past), greedy_by_full_passes(kind, turn)
+    )
 
 
 def test_a_static_cache_can_be_used_again_after_a_reset(kind):
@@ -195,7 +233,12 @@ def test_a_static_cache_can_be_used_again_after_a_reset(kind):
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_dynamic_scaling_is_exact_within_its_window(cache):
     """Beyond it the base that the prompt fixed stays, which the full pass would not use: see positions/test_rope.py."""
-    rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 24}
+    rope_parameters = {
+        "rope_type": "dynamic",
+        "rope_theta": 1e4,
+        "factor": 2.0,
+        "original_max_position_embeddings": 24,
+    }
     model = tiny_model(encoding="rope", rope_parameters=rope_parameters)
     ids = tokens(2, 11)
     out = generate(model, ids, cache_implementation=cache)

@@ -27,7 +27,12 @@ SIZES = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 8.0, "original_max_position_embeddings": 32}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 32,
+}
 ANGLES = {"ntk": {"rope_type": "ntk", "rope_theta": 10_000.0, "factor": 4.0}, "yarn": YARN}
 
 
@@ -44,12 +49,16 @@ def theirs(**changes) -> GPTJForCausalLM:
 
 def ours(other: GPTJForCausalLM, **changes) -> decoder.ExtendedDecoder:
     """The same weights in this project's model."""
-    model = decoder.class_of(ScaledGPTJForCausalLM)(extendable.configure(with_rope(other.config), **changes))
+    model = decoder.class_of(ScaledGPTJForCausalLM)(
+        extendable.configure(with_rope(other.config), **changes)
+    )
     model.load_state_dict(other.state_dict())
     return model.eval()
 
 
-@pytest.mark.parametrize("changes", [{}, {"rotary_dim": 12}, {"rotary_dim": 2, "n_head": 2, "n_inner": None}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"rotary_dim": 12}, {"rotary_dim": 2, "n_head": 2, "n_inner": None}]
+)
 @torch.no_grad()
 def test_logits_and_attention_are_transformers_own(changes):
     """A part of each head rotated, and all of it (12 columns). Tolerance: their table is of fp32 angles."""
@@ -66,7 +75,10 @@ def published(kind, dim, factor, window=32):
     plain = 10_000.0 ** (-np.arange(0, dim, 2) / dim)
     if kind == "ntk":
         return (10_000.0 * factor ** (dim / (dim - 2))) ** (-np.arange(0, dim, 2) / dim), 1.0
-    low, high = (dim * math.log(window / (turns * 2 * math.pi)) / (2 * math.log(10_000.0)) for turns in (32, 1))
+    low, high = (
+        dim * math.log(window / (turns * 2 * math.pi)) / (2 * math.log(10_000.0))
+        for turns in (32, 1)
+    )
     low, high = max(math.floor(low), 0), min(math.ceil(high), dim - 1)
     kept = 1 - np.clip((np.arange(dim // 2) - low) / (high - low), 0, 1)
     return plain / factor * (1 - kept) + plain * kept, 0.1 * math.log(factor) + 1
@@ -80,11 +92,16 @@ def test_scaled_angles_are_the_published_ones(kind):
     model = ours(other, rope_parameters=ANGLES[kind])
     frequencies, factor = published(kind, 8, ANGLES[kind]["factor"])
     angles = np.arange(512)[:, None] * frequencies
-    table = torch.from_numpy(np.concatenate((np.sin(angles), np.cos(angles)), axis=1) * factor).float()
+    table = torch.from_numpy(
+        np.concatenate((np.sin(angles), np.cos(angles)), axis=1) * factor
+    ).float()
     for module in other.modules():  # the attention's, or since transformers 5.24 the model's
         if hasattr(module, "embed_positions"):
             module.embed_positions = table
-    ids, places = tokens(2, 20), torch.cat((torch.arange(7), torch.arange(300, 313)))[None].expand(2, -1)
+    ids, places = (
+        tokens(2, 20),
+        torch.cat((torch.arange(7), torch.arange(300, 313)))[None].expand(2, -1),
+    )
     found = model(ids, position_ids=places).logits
     torch.testing.assert_close(found, other(ids, position_ids=places).logits, rtol=0, atol=1e-5)
     assert not torch.allclose(found, model(ids).logits, atol=1e-2)

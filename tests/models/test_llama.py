@@ -11,7 +11,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from tape_ds import TapeForCausalLM
 from tape_ds import encodings as positions
 from tape_ds.attention import sdpa
-from tape_ds.models.llama import RMSNorm, change_positions, evaluated_at, positions_of
+from tape_ds.models.changed_positions import change_positions, evaluated_at, positions_of
+from tape_ds.models.llama import RMSNorm
 from tests.models.helpers import (
     gradients,
     largest_difference,
@@ -25,8 +26,12 @@ from tests.models.helpers import (
 def llama_like(model: TapeForCausalLM) -> LlamaForCausalLM:
     """transformers' Llama with the model's Llama parameters."""
     names = set(LlamaConfig.__dataclass_fields__)
-    llama = LlamaForCausalLM(LlamaConfig(**{k: v for k, v in model.config.to_dict().items() if k in names})).eval()
-    llama.load_state_dict({name: x for name, x in model.state_dict().items() if ".position." not in name})
+    llama = LlamaForCausalLM(
+        LlamaConfig(**{k: v for k, v in model.config.to_dict().items() if k in names})
+    ).eval()
+    llama.load_state_dict(
+        {name: x for name, x in model.state_dict().items() if ".position." not in name}
+    )
     return llama
 
 
@@ -41,7 +46,9 @@ def test_a_fresh_model_is_a_llama(encoding, heads, tied):
     with torch.no_grad():
         for length in (17, 64, 1000):
             ids = tokens(1, length)
-            torch.testing.assert_close(model(ids).logits, llama(ids).logits, rtol=0, atol=rounding(llama, ids))
+            torch.testing.assert_close(
+                model(ids).logits, llama(ids).logits, rtol=0, atol=rounding(llama, ids)
+            )
 
 
 def test_mask_and_documents_together():
@@ -61,12 +68,16 @@ def test_a_jump_in_position_ids_cuts_nothing(encoding):
     model, ids = tiny_model(encoding=encoding), tokens(1, 16)
     places = torch.cat((torch.arange(8), torch.arange(8) + 40))[None]
     plain = model(ids, position_ids=places).logits
-    torch.testing.assert_close(plain, model(ids, torch.ones_like(ids), places).logits, rtol=0, atol=0)
+    torch.testing.assert_close(
+        plain, model(ids, torch.ones_like(ids), places).logits, rtol=0, atol=0
+    )
     changed = ids.clone()
     changed[:, 0] = (ids[:, 0] + 1) % 50
     assert (model(changed, position_ids=places).logits[:, 8:] - plain[:, 8:]).abs().max() > 1e-4
     if encoding == "rope":
-        llama = llama_like(model)(ids, attention_mask=torch.ones_like(ids), position_ids=places).logits
+        llama = llama_like(model)(
+            ids, attention_mask=torch.ones_like(ids), position_ids=places
+        ).logits
         torch.testing.assert_close(plain, llama, rtol=0, atol=rounding(model, ids))
 
 
@@ -106,7 +117,10 @@ def test_plain_positions_are_the_llama_inside_the_block_and_the_model_after_it()
     scaled = LlamaForCausalLM(config).eval()
     scaled.load_state_dict(llama.state_dict())
     torch.testing.assert_close(inside, scaled(ids).logits, rtol=0, atol=rounding(model, ids))
-    with pytest.raises(KeyboardInterrupt), positions_of(model, positions.plain(model.config, parameters)):
+    with (
+        pytest.raises(KeyboardInterrupt),
+        positions_of(model, positions.plain(model.config, parameters)),
+    ):
         raise KeyboardInterrupt
     assert torch.equal(model(ids).logits, before)
     assert set(model.state_dict()) == names
@@ -128,7 +142,9 @@ def test_positions_without_parameters_can_be_borrowed(encoding):
     """From any model, whatever its own encoding carries; training mode goes along."""
     model, ids = tiny_model(encoding="bipe_rope"), tokens(1, 30)
     other = tiny_model(encoding=encoding)
-    other.load_state_dict({name: x for name, x in model.state_dict().items() if ".encoding." not in name})
+    other.load_state_dict(
+        {name: x for name, x in model.state_dict().items() if ".encoding." not in name}
+    )
     for training in (False, True):
         model.train(training)
         other.train(training)
@@ -141,7 +157,12 @@ def test_positions_without_parameters_can_be_borrowed(encoding):
 
 
 def yarn(factor):
-    parameters = {"rope_type": "yarn", "rope_theta": 1e4, "factor": factor, "original_max_position_embeddings": 32}
+    parameters = {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": factor,
+        "original_max_position_embeddings": 32,
+    }
     return tiny_config(encoding="yarn", rope_parameters=parameters)
 
 
@@ -149,7 +170,10 @@ def yarn(factor):
 @pytest.mark.parametrize("length, factor", [(32, 1.0), (33, 33 / 32), (1000, 31.25)])
 def test_yarn_is_evaluated_scaled_to_the_length_in_use(length, factor, encoding):
     """Trained on plain angles; beyond its window the factor is what reaches the text, and only while it is measured."""
-    model, ids = tiny_model(encoding=encoding, rope_parameters=yarn(1.0).rope_parameters), tokens(1, 40)
+    model, ids = (
+        tiny_model(encoding=encoding, rope_parameters=yarn(1.0).rope_parameters),
+        tokens(1, 40),
+    )
     scaled = tiny_model(encoding=encoding, rope_parameters=yarn(factor).rope_parameters)
     scaled.load_state_dict(model.state_dict())
     before = model(ids).logits
@@ -195,7 +219,11 @@ def test_updates_are_off_within_the_block(encoding):
     model, ids = tiny_model(encoding=encoding), tokens(2, 13)
     own = model(ids).logits
     off = tiny_config(encoding=encoding)
-    off.position_options = {**(off.position_options or {}), "attention_update": "off", "feed_forward": False}
+    off.position_options = {
+        **(off.position_options or {}),
+        "attention_update": "off",
+        "feed_forward": False,
+    }
     for name in ("attention_norm", "attention_init"):
         off.position_options.pop(name, None)
     expected = TapeForCausalLM(off).eval()
@@ -222,14 +250,19 @@ def norm_errors(kind, dtype):
     assert found.dtype == dtype
     mine = [found, *torch.autograd.grad(found, [hidden, norm.weight], direction)]
     truth = [exact, *torch.autograd.grad(exact, [x, w], direction.double())]
-    return [float((a - b).detach().abs().max() / b.detach().abs().max()) for a, b in zip(mine, truth, strict=True)]
+    return [
+        float((a - b).detach().abs().max() / b.detach().abs().max())
+        for a, b in zip(mine, truth, strict=True)
+    ]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_gpu_s_norm_is_as_near_the_exact_one_as_llama_s(dtype):
     ours, theirs = (norm_errors(kind, dtype) for kind in (RMSNorm, LlamaRMSNorm))
-    assert all(a <= 1.5 * b + 2 * torch.finfo(torch.float32).eps for a, b in zip(ours, theirs, strict=True))
+    assert all(
+        a <= 1.5 * b + 2 * torch.finfo(torch.float32).eps for a, b in zip(ours, theirs, strict=True)
+    )
     with torch.autocast("cuda", torch.bfloat16):
         norm_errors(RMSNorm, dtype)  # the dtype of its states, where torch's norm gives fp32
 

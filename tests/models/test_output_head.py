@@ -54,7 +54,11 @@ def some_labels(batch=2, length=21):
     return labels
 
 
-ITEMS = {"mean": {}, "number": {"num_items_in_batch": 7}, "tensor": {"num_items_in_batch": torch.tensor(7)}}
+ITEMS = {
+    "mean": {},
+    "number": {"num_items_in_batch": 7},
+    "tensor": {"num_items_in_batch": torch.tensor(7)},
+}
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -76,7 +80,9 @@ def test_labels_that_are_shifted_already():
     model, ids, labels = tiny_model().train(), tokens(2, 21), some_labels()
     shifted = nn.functional.pad(labels, (0, 1), value=-100)[:, 1:]
     expected = model(ids, labels=labels).loss
-    assert torch.equal(model(ids, labels=torch.zeros_like(labels), shift_labels=shifted).loss, expected)
+    assert torch.equal(
+        model(ids, labels=torch.zeros_like(labels), shift_labels=shifted).loss, expected
+    )
 
 
 def test_logits_are_there_whenever_they_are_wanted(chunked_calls):
@@ -113,7 +119,9 @@ def test_a_bias_is_part_of_the_loss():
     hidden = torch.randn(2, 20, 8, requires_grad=True)
     targets[0, :3] = -100
     wanted = [hidden, head.weight, head.bias]
-    expected = nn.functional.cross_entropy(head(hidden).flatten(0, 1), targets.flatten(), reduction="sum")
+    expected = nn.functional.cross_entropy(
+        head(hidden).flatten(0, 1), targets.flatten(), reduction="sum"
+    )
     found = head(hidden, targets=targets)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
     mine, theirs = (torch.autograd.grad(loss, wanted) for loss in (found, expected))
@@ -132,7 +140,10 @@ def test_a_foreign_head_gives_its_logits_and_warns_once(chunked_calls, caplog):
         assert out.logits.shape == (2, 12, VOCABULARY)
         torch.testing.assert_close(out.loss, expected, rtol=1e-6, atol=0)
     assert len(chunked_calls) == 1
-    assert len([record for record in caplog.records if "output head is a Linear" in record.message]) == 1
+    assert (
+        len([record for record in caplog.records if "output head is a Linear" in record.message])
+        == 1
+    )
 
 
 def test_a_copy_that_peft_trains(chunked_calls):
@@ -146,7 +157,9 @@ def test_a_copy_that_peft_trains(chunked_calls):
     whole, expected = step(model, input_ids=ids, labels=ids, skip_logits=False)
     assert len(chunked_calls) == 1 and alone.logits is None
     torch.testing.assert_close(alone.loss, whole.loss, rtol=1e-6, atol=0)
-    assert [name for name in found if "lm_head" in name] == ["base_model.model.lm_head.modules_to_save.default.weight"]
+    assert [name for name in found if "lm_head" in name] == [
+        "base_model.model.lm_head.modules_to_save.default.weight"
+    ]
     assert largest_difference(found, expected) < TOLERANCE
     with model.disable_adapter():
         original = model(ids, labels=ids)

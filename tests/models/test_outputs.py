@@ -29,15 +29,23 @@ def test_attention_weights_are_the_ones_used(asked):
     """The weights times the values give the block's own output."""
     model = tiny_model(attention_backend="reference")
     if asked == "attn_implementation":
-        model = randomised(TapeForCausalLM._from_config(tiny_config(), attn_implementation="eager")).eval()
+        model = randomised(
+            TapeForCausalLM._from_config(tiny_config(), attn_implementation="eager")
+        ).eval()
     values = []
     for layer in model.model.layers:
-        layer.self_attn.v_proj.register_forward_hook(lambda module, arguments, output: values.append(output))
+        layer.self_attn.v_proj.register_forward_hook(
+            lambda module, arguments, output: values.append(output)
+        )
     attended = []
     for layer in model.model.layers:
-        layer.self_attn.register_forward_hook(lambda module, arguments, output: attended.append(output[0]))
+        layer.self_attn.register_forward_hook(
+            lambda module, arguments, output: attended.append(output[0])
+        )
     out = model(tokens(2, 7), output_attentions=True)
-    for weights, value, expected, layer in zip(out.attentions, values, attended, model.model.layers, strict=True):
+    for weights, value, expected, layer in zip(
+        out.attentions, values, attended, model.model.layers, strict=True
+    ):
         assert weights.shape == (2, 4, 7, 7) and (weights.triu(1) == 0).all()
         v = value.view(2, 7, 2, 8).transpose(1, 2).repeat_interleave(2, 1)
         mine = layer.self_attn.o_proj((weights @ v).transpose(1, 2).flatten(2))
@@ -61,15 +69,29 @@ def test_embeddings_in_place_of_ids():
 def test_logits_to_keep():
     model, ids = tiny_model(), tokens(2, 9)
     every = model(ids).logits
-    for kept, places in ((1, [8]), (4, [5, 6, 7, 8]), (0, list(range(9))), (torch.tensor([2, 7]), [2, 7])):
+    for kept, places in (
+        (1, [8]),
+        (4, [5, 6, 7, 8]),
+        (0, list(range(9))),
+        (torch.tensor([2, 7]), [2, 7]),
+    ):
         torch.testing.assert_close(
-            model(ids, logits_to_keep=kept).logits, every[:, places], rtol=0, atol=rounding(model, ids)
+            model(ids, logits_to_keep=kept).logits,
+            every[:, places],
+            rtol=0,
+            atol=rounding(model, ids),
         )
 
 
 def test_masks_of_the_wrong_shape_are_refused():
-    for name, shape in (("attention_mask", (1, 1, 6, 6)), ("attention_mask", (1, 5)), ("document_ids", (1, 4))):
-        with pytest.raises(ValueError, match=f"4D masks are not supported|{name} has {shape[1]} columns"):
+    for name, shape in (
+        ("attention_mask", (1, 1, 6, 6)),
+        ("attention_mask", (1, 5)),
+        ("document_ids", (1, 4)),
+    ):
+        with pytest.raises(
+            ValueError, match=f"4D masks are not supported|{name} has {shape[1]} columns"
+        ):
             tiny_model()(tokens(1, 6), **{name: torch.ones(shape, dtype=torch.int32)})
 
 
@@ -83,15 +105,23 @@ def test_trained_weights_are_never_reset_on_load(tmp_path):
                 weight.fill_(7.0)
     model.save_pretrained(tmp_path)
     whole = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), model.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(whole.parameters(), model.parameters(), strict=True)
+    )
     file = tmp_path / "model.safetensors"
-    for absent in ("model.layers.0.position.expand.weight", "model.layers.1.position.attend.weight", "lm_head.weight"):
+    for absent in (
+        "model.layers.0.position.expand.weight",
+        "model.layers.1.position.attend.weight",
+        "lm_head.weight",
+    ):
         tensors = load_file(file)
         del tensors[absent]
         (tmp_path / "part").mkdir(exist_ok=True)
         model.config.save_pretrained(tmp_path / "part")
         save_file(tensors, tmp_path / "part" / "model.safetensors", metadata={"format": "pt"})
-        part, info = AutoModelForCausalLM.from_pretrained(tmp_path / "part", output_loading_info=True)
+        part, info = AutoModelForCausalLM.from_pretrained(
+            tmp_path / "part", output_loading_info=True
+        )
         assert info["missing_keys"] == {absent}
         for name, weight in part.named_parameters():
             if name != absent:

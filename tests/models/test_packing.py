@@ -48,7 +48,8 @@ def test_transformers_flattening_collator(encoding, kind):
     """Its position ids alone may mark where documents begin."""
     texts, model = documents(), tiny_model(encoding=encoding)
     options = FLATTENING[kind]
-    if not model.model.encoding.translation_invariant:  # then positions that run on over documents are others
+    # then positions that run on over documents are others
+    if not model.model.encoding.translation_invariant:
         options = options | {"return_position_ids": True}
     batch = DataCollatorWithFlattening(**options)([{"input_ids": ids} for ids in texts])
     check(model, batch, texts)
@@ -73,11 +74,19 @@ def test_borders_that_cannot_be_applied_are_refused():
         "needs max_length_q": {"cu_seq_lens_q": torch.tensor([0, 2, 6])},
         "cu_seq_lens_q = ": {"cu_seq_lens_q": torch.tensor([0, 3, 99]), "max_length_q": 96},
         "seq_idx has 4 columns": {"seq_idx": torch.zeros(1, 4, dtype=torch.int32)},
-        "use_cache=False": {"cu_seq_lens_q": torch.tensor([0, 6]), "max_length_q": 6, "past_key_values": cache},
+        "use_cache=False": {
+            "cu_seq_lens_q": torch.tensor([0, 6]),
+            "max_length_q": 6,
+            "past_key_values": cache,
+        },
     }
     for words, arguments in refused.items():
         with pytest.raises(ValueError, match=words):
-            model(ids, attention_mask=None if "past_key_values" in arguments else torch.ones_like(ids), **arguments)
+            model(
+                ids,
+                attention_mask=None if "past_key_values" in arguments else torch.ones_like(ids),
+                **arguments,
+            )
 
 
 # Every backend that takes borders. Thresholds of the sdpa backend make each of its ways answer; packed kernels of a GPU
@@ -143,13 +152,21 @@ def outcome(model, batches):
 @pytest.mark.parametrize("encoding", ["rope", "tape"])
 @pytest.mark.parametrize(
     "sequences, jumps, recompute",
-    [([[1] * 56 + [3] * 8], False, False), ([[7, 1, 10], [5, 3, 9]], True, True), ([[17], [4, 1, 20]], False, False)],
+    [
+        ([[1] * 56 + [3] * 8], False, False),
+        ([[7, 1, 10], [5, 3, 9]], True, True),
+        ([[17], [4, 1, 20]], False, False),
+    ],
     ids=["64 documents", "two sequences, PoSE's jumps, recomputed", "one of them padded"],
 )
-def test_packed_is_each_document_alone(monkeypatch, backend, heads, encoding, sequences, jumps, recompute):
+def test_packed_is_each_document_alone(
+    monkeypatch, backend, heads, encoding, sequences, jumps, recompute
+):
     """Forward and every gradient: of documents of 1 and odd lengths, with and without padding after them."""
     if backend == "triton" and (heads != "gqa" or encoding != "tape"):
-        pytest.skip("the interpreter takes its time: one kind of heads, and the encoding whose kernels these are")
+        pytest.skip(
+            "the interpreter takes its time: one kind of heads, and the encoding whose kernels these are"
+        )
     width = 16 if backend == "triton" else 8
     model = tiny_model(heads, encoding, head_dim=width, num_hidden_layers=2).train()
     if recompute:
@@ -161,17 +178,25 @@ def test_packed_is_each_document_alone(monkeypatch, backend, heads, encoding, se
     monkeypatch.setenv("TAPE_DS_ATTENTION", "reference")
     single = outcome(
         model,
-        [piece(sequence, n) for sequence, lengths in zip(made, sequences, strict=True) for n in range(len(lengths))],
+        [
+            piece(sequence, n)
+            for sequence, lengths in zip(made, sequences, strict=True)
+            for n in range(len(lengths))
+        ],
     )
     torch.testing.assert_close(packed[0], single[0], rtol=0, atol=3e-5)
     assert packed[1].keys() == single[1].keys()
     for name, gradient in packed[1].items():
         scale = single[1][name].abs().max().clamp_min(0.03)
-        torch.testing.assert_close(gradient / scale, single[1][name] / scale, rtol=0, atol=2e-4, msg=name)
+        torch.testing.assert_close(
+            gradient / scale, single[1][name] / scale, rtol=0, atol=2e-4, msg=name
+        )
     assert bool(varlen_on_cpu.CALLS) or backend != "varlen"
 
 
 def test_interleaved_documents_have_no_borders():
     sequence = {name: torch.arange(6) for name in ("input_ids", "labels", "position_ids")}
-    batch = collate([{**sequence, "document_ids": torch.tensor([0, 1, 0, 1, 1, 1], dtype=torch.int32)}])
+    batch = collate(
+        [{**sequence, "document_ids": torch.tensor([0, 1, 0, 1, 1, 1], dtype=torch.int32)}]
+    )
     assert "cu_seq_lens_q" not in batch

@@ -41,5 +41,7 @@ def test_a_prefix_is_seen(encoding):
 def test_a_prefix_without_positions_or_states_is_refused_by_name(encoding):
 
     model, ids = prefixed(encoding)
-    with pytest.raises(ValueError, match=r"keeps \d+, positions or position states among them.*prefix tuning"):
+    with pytest.raises(
+        ValueError, match=r"keeps \d+, positions or position states among them.*prefix tuning"
+    ):
         model(ids)

@@ -29,10 +29,34 @@ WINDOW = "original_max_position_embeddings"
 SCALINGS = {
     "linear": {"rope_type": "linear", "factor": 4.0},
     "yarn": {"rope_type": "yarn", "factor": 4.0, WINDOW: 16},
-    "yarn, one beta": {"rope_type": "yarn", "factor": 4.0, WINDOW: 16, "beta_fast": 1.0, "beta_slow": 1.0},
-    "yarn, DeepSeek": {"rope_type": "yarn", "factor": 4.0, WINDOW: 16, "mscale": 0.7, "mscale_all_dim": 1.0},
-    "llama3": {"rope_type": "llama3", "factor": 4.0, WINDOW: 16, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
-    "llama3, one band": {"rope_type": "llama3", "factor": 4.0, WINDOW: 16, "low_freq_factor": 2, "high_freq_factor": 2},
+    "yarn, one beta": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        WINDOW: 16,
+        "beta_fast": 1.0,
+        "beta_slow": 1.0,
+    },
+    "yarn, DeepSeek": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        WINDOW: 16,
+        "mscale": 0.7,
+        "mscale_all_dim": 1.0,
+    },
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 4.0,
+        WINDOW: 16,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    },
+    "llama3, one band": {
+        "rope_type": "llama3",
+        "factor": 4.0,
+        WINDOW: 16,
+        "low_freq_factor": 2,
+        "high_freq_factor": 2,
+    },
     "dynamic": {"rope_type": "dynamic", "factor": 4.0},
     "default, with a factor": {"rope_type": "default", "factor": 4.0},
 }
@@ -65,7 +89,9 @@ def formula(rope, columns):
         return found, 1.0
     assert kind == "yarn"
     betas = (rope.get("beta_fast") or 32, rope.get("beta_slow") or 1)
-    ends = [columns * math.log(window / (beta * 2 * math.pi)) / (2 * math.log(theta)) for beta in betas]
+    ends = [
+        columns * math.log(window / (beta * 2 * math.pi)) / (2 * math.log(theta)) for beta in betas
+    ]
     if rope.get("truncate", True):
         ends = [math.floor(ends[0]), math.ceil(ends[1])]
     low, high = max(ends[0], 0), min(ends[1], columns - 1)
@@ -103,7 +129,9 @@ def computed(classes, config):
     for kind in classes:
         real = kind(config)
         names = [name for name, _ in real.named_buffers(recurse=False)]
-        name = next((each for each in ("full_attention_inv_freq", "inv_freq") if each in names), None)
+        name = next(
+            (each for each in ("full_attention_inv_freq", "inv_freq") if each in names), None
+        )
         if name is not None:
             factor = getattr(real, name.replace("inv_freq", "attention_scaling"), 1.0)
             found.append((getattr(real, name).double().numpy(), factor))
@@ -170,7 +198,11 @@ def check_extension(native, classes, own, change, length):
         return
     wanted = {**own.parameters, "factor": own.factor * length / own.reach}
     if change["rope_type"] != own.type:
-        wanted = {"rope_type": change["rope_type"], "rope_theta": own.unscaled_theta, WINDOW: own.native_length}
+        wanted = {
+            "rope_type": change["rope_type"],
+            "rope_theta": own.unscaled_theta,
+            WINDOW: own.native_length,
+        }
         wanted["factor"] = length / own.native_length
     built = trained_rope.of_full(config.rope_parameters)
     if "mscale" in built:  # transformers computes the factor on cosines from the new factor
@@ -218,16 +250,29 @@ def test_a_family_with_any_field_left_out_or_any_scaling(family, tmp_path):
             outcome(tmp_path, content | {"rope_parameters": without(rope, key)})
     share = {key: value for key, value in rope.items() if key == "partial_rotary_factor"}
     for block in SCALINGS.values():
-        older = without(content, "rope_parameters") | {"rope_theta": THETA, "rope_scaling": block} | share
+        older = (
+            without(content, "rope_parameters")
+            | {"rope_theta": THETA, "rope_scaling": block}
+            | share
+        )
         outcome(tmp_path, older)
         outcome(tmp_path, content | {"rope_parameters": {"rope_theta": THETA} | block | share})
 
 
 def hunyuan(**changes):
     """As published, sizes apart: ``dynamic`` with an ``alpha`` is a fixed base in transformers' class."""
-    block = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0}
+    block = {
+        "type": "dynamic",
+        "alpha": 1000.0,
+        "factor": 1.0,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 1.0,
+    }
     content = without(published("hunyuan_v1_dense"), "rope_parameters")
-    return content | {"rope_theta": THETA, "rope_scaling": block | {"mscale_all_dim": 0.0}} | changes
+    return (
+        content | {"rope_theta": THETA, "rope_scaling": block | {"mscale_all_dim": 0.0}} | changes
+    )
 
 
 @pytest.mark.parametrize("left_out", ["nothing", "head_dim"])
@@ -259,7 +304,12 @@ def test_kimi_s_equal_betas_grow(tmp_path):
     rope = {"type": "yarn", "factor": 32.0, WINDOW: 32, "beta_fast": 1.0, "beta_slow": 1.0}
     rope |= {"mscale": 1.0, "mscale_all_dim": 1.0}
     content = without(published("deepseek_v3"), "rope_parameters")
-    content |= {"rope_theta": THETA, "rope_scaling": rope, "max_position_embeddings": 1024, "qk_rope_head_dim": 16}
+    content |= {
+        "rope_theta": THETA,
+        "rope_scaling": rope,
+        "max_position_embeddings": 1024,
+        "qk_rope_head_dim": 16,
+    }
     (tmp_path / "config.json").write_text(json.dumps(content | {"head_dim": 16}))
     native = extendable.read(tmp_path)
     assert extendable.check(native) == []
@@ -288,8 +338,16 @@ def test_mixtral_has_no_size_of_a_head(tmp_path):
 @pytest.mark.parametrize(
     "family, changes, words",
     [
-        ("deepseek_v3", {"head_dim": 64}, "rotates 64 columns of a head, and its config.json has 8"),
-        ("bitnet", {"num_attention_heads": 64}, "rotates 2 columns of a head, and its config.json has 1"),
+        (
+            "deepseek_v3",
+            {"head_dim": 64},
+            "rotates 64 columns of a head, and its config.json has 8",
+        ),
+        (
+            "bitnet",
+            {"num_attention_heads": 64},
+            "rotates 2 columns of a head, and its config.json has 1",
+        ),
         ("smollm3", {"hidden_act": "nonesuch"}, "cannot be built with its config.json (KeyError"),
     ],
 )
@@ -319,7 +377,9 @@ def test_layers_with_a_window_alone_are_not_scaled():
     assert extendable.check(native) == []
     own = trained_rope.read(native.to_dict(), "gemma")
     with pytest.raises(UserError, match="none of its 2 layers sees everything"):
-        extendable.configure(native, rope_parameters=trained_rope.extended(own, {"rope_type": "yarn"}, 256))
+        extendable.configure(
+            native, rope_parameters=trained_rope.extended(own, {"rope_type": "yarn"}, 256)
+        )
 
 
 def test_a_type_that_a_class_does_not_compute_names_those_that_it_does():
@@ -327,7 +387,9 @@ def test_a_type_that_a_class_does_not_compute_names_those_that_it_does():
     native = tiny_config("phimoe")
     own = trained_rope.read(native.to_dict(), "phimoe")
     with pytest.raises(UserError) as refused:
-        extendable.configure(native, rope_parameters=trained_rope.extended(own, {"rope_type": "linear"}, 256))
+        extendable.configure(
+            native, rope_parameters=trained_rope.extended(own, {"rope_type": "linear"}, 256)
+        )
     assert refused.value.problems[0].remedy == "rope_parameters.rope_type: ntk"
 
 
@@ -350,7 +412,13 @@ def test_a_length_with_a_point_is_to_be_written_whole(family, tmp_path):
         {"rope_type": "dynamic", "factor": 0.5},
         {"rope_type": "yarn", "factor": 0.5, WINDOW: 32},
         {"rope_type": "yarn", "factor": 0.5, WINDOW: 32, "mscale": 0.7, "mscale_all_dim": 1.0},
-        {"rope_type": "llama3", "factor": 0.5, WINDOW: 32, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        {
+            "rope_type": "llama3",
+            "factor": 0.5,
+            WINDOW: 32,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+        },
     ],
     ids=str,
 )
@@ -375,7 +443,9 @@ def test_a_factor_below_1_is_computed_as_transformers_does(family, rope, tmp_pat
         assert not list(trained_rope.check_change(own, {}, 2 * length))
         grown = trained_rope.extended(own, {}, 2 * length)
         assert grown["factor"] == (2.0 if rope["rope_type"] == "dynamic" else 1.0)
-    built = extendable.configure(config, rope_parameters=dict(own.parameters), max_position_embeddings=length)
+    built = extendable.configure(
+        config, rope_parameters=dict(own.parameters), max_position_embeddings=length
+    )
     assert trained_rope.read(built.to_dict(), family).parameters == own.parameters
     (problem,) = list(trained_rope.check_change(own, {"factor": 0.4}, length))[:1]
     assert problem.field == "rope_parameters.factor"
@@ -387,7 +457,9 @@ def test_a_dynamic_factor_below_1_gives_transformers_base_beyond_the_window():
     own = trained_rope.read(config.to_dict(), "mistral")
     for length in (64, 65, 200):
         wanted, _ = ROPE_INIT_FUNCTIONS["dynamic"](config, seq_len=length)
-        found = rope_encoding.dynamic_frequencies(own.parameters, own.head_size, torch.tensor(length))
+        found = rope_encoding.dynamic_frequencies(
+            own.parameters, own.head_size, torch.tensor(length)
+        )
         torch.testing.assert_close(found.float(), wanted, rtol=1e-5, atol=0)
 
 
@@ -407,7 +479,12 @@ def test_truncate_counts_where_transformers_reads_it(tmp_path):
     plain = {"rope_type": "default", "rope_theta": THETA}
     content = {key: value for key, value in published("olmo3").items() if key != "rope_scaling"}
     content |= {"max_position_embeddings": 512, "head_dim": 64}
-    for inside, outside, counts in ((False, None, True), (None, False, False), (True, False, False), (False,) * 3):
+    for inside, outside, counts in (
+        (False, None, True),
+        (None, False, False),
+        (True, False, False),
+        (False,) * 3,
+    ):
         full = yarn if inside is None else yarn | {"truncate": inside}
         content["rope_parameters"] = {"full_attention": full, "sliding_attention": plain}
         if outside is not None:
@@ -423,6 +500,8 @@ def test_truncate_counts_where_transformers_reads_it(tmp_path):
 
         for asked in (True, False):  # by a recipe
             extended = trained_rope.extended(own, {"truncate": asked}, 1024)
-            built = extendable.configure(config, rope_parameters=extended, max_position_embeddings=1024)
+            built = extendable.configure(
+                config, rope_parameters=extended, max_position_embeddings=1024
+            )
             wanted = formula(yarn | {"factor": 16.0, "truncate": asked}, own.head_size)
             same(computed(classes, built)[0], wanted)

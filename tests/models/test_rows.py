@@ -13,9 +13,12 @@ from tests.models.helpers import VOCABULARY, rounding, tiny_model, tokens
 
 def tokenizer_of(size, gap=0):
     """A tokenizer whose tokens are its numbers as words; the last id is ``gap`` further on."""
-    names = ["<|endoftext|>", *map(str, range(1, size - 1))]  # the first one: transformers adds it to a Qwen2 without
+    # the first one: transformers adds it to a Qwen2 without
+    names = ["<|endoftext|>", *map(str, range(1, size - 1))]
     words = {name: number for number, name in enumerate(names)} | {"last": size - 1 + gap}
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="1")))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="1"))
+    )
 
 
 def test_rows_without_a_token_are_allowed_and_tokens_without_a_row_are_not():
@@ -36,7 +39,9 @@ def test_cutting_drops_the_last_rows_and_nothing_else(tied):
     cut = convert.cut_rows(model, VOCABULARY, tokenizer_of(VOCABULARY))
     assert cut.config.vocab_size == VOCABULARY and cut.config.pad_token_id is None
     assert cut.generation_config.pad_token_id is None
-    assert model.config.vocab_size == size and model.config.pad_token_id == size - 1, "the given one stays as it is"
+    assert model.config.vocab_size == size and model.config.pad_token_id == size - 1, (
+        "the given one stays as it is"
+    )
     assert (cut.lm_head.weight is cut.model.embed_tokens.weight) == tied
     ids = tokens(2, 20)
     with torch.no_grad():
@@ -69,7 +74,9 @@ def test_a_reference_checkpoint_with_a_row_for_padding():
     _, config, weights = golden("adape")
     size = config["vocab_size"]
     tables = ("model.embed_tokens.weight", "lm_head.weight")
-    more = weights | {name: torch.cat((weights[name], weights[name].mean(0, keepdim=True))) for name in tables}
+    more = weights | {
+        name: torch.cat((weights[name], weights[name].mean(0, keepdim=True))) for name in tables
+    }
     found = reference_checkpoint.from_reference(more, config, "adape")
     assert found.config.vocab_size == size + 1
     cut = convert.cut_rows(found, size, tokenizer_of(size))
@@ -78,4 +85,6 @@ def test_a_reference_checkpoint_with_a_row_for_padding():
         expected = reference_checkpoint.from_reference(weights, config, "adape")(ids).logits
         assert torch.equal(cut(ids).logits, expected)
     with pytest.raises(UserError, match=r"of another shape: lm_head\.weight"):
-        reference_checkpoint.from_reference(more | {"lm_head.weight": weights["lm_head.weight"]}, config, "adape")
+        reference_checkpoint.from_reference(
+            more | {"lm_head.weight": weights["lm_head.weight"]}, config, "adape"
+        )

@@ -43,7 +43,10 @@ def biased(name, queries=S, offset=0, heads="gqa", keys=S, dtype=torch.float32):
         places = torch.randint(3, (B, keys, 1)).cumsum(1) + 5
         bias = layer.score_bias((places[:, at], places), None)
         return qkv, bias, list(layer.parameters())
-    start, state = torch.rand(1, count[1], keys, K), torch.rand(B, count[1], keys, K, requires_grad=True)
+    start, state = (
+        torch.rand(1, count[1], keys, K),
+        torch.rand(B, count[1], keys, K, requires_grad=True),
+    )
     first = name.endswith("first layer")
     carried = (start.expand(B, -1, -1, -1) if first else start + state).to(dtype)
     bias = layer.score_bias(None, (carried[:, :, at], carried))
@@ -70,7 +73,9 @@ def oracle(q, k, v, bias, documents, offset, window=S):
 def check(qkv, bias, learned, documents, offset, backend="sdpa", tolerance=2e-6, **arguments):
     """Output and every gradient; tolerances for fp32 sums of numbers of order 1."""
     ids = None if documents is None else torch.tensor(documents)
-    out = attend(*qkv, document_ids=ids, offset=offset, score_bias=bias, backend=backend, **arguments)
+    out = attend(
+        *qkv, document_ids=ids, offset=offset, score_bias=bias, backend=backend, **arguments
+    )
     truth = oracle(*qkv, bias, documents, offset, arguments.get("window", max(S, qkv[1].shape[2])))
     torch.testing.assert_close(out.double(), truth, rtol=0, atol=tolerance)
     direction = torch.randn_like(out)
@@ -98,7 +103,9 @@ def test_every_kind_of_heads(name, heads, backend, blocks):
     check(*biased(name, 4, 2, heads=heads), SCATTERED, 2, backend)
 
 
-@pytest.mark.parametrize("documents, places", [("none", "full"), ("scattered", "full"), ("left", "chunk")])
+@pytest.mark.parametrize(
+    "documents, places", [("none", "full"), ("scattered", "full"), ("left", "chunk")]
+)
 @pytest.mark.parametrize("name", BIASED)
 def test_within_a_window(name, documents, places, blocks):
     queries, offset = PLACES[places]
@@ -117,10 +124,14 @@ def test_half_precision_keeps_the_bias_in_fp32(name, dtype, blocks):
     step = torch.finfo(dtype).eps
     assert ((out.double() - truth).abs() <= step * truth.abs() + step / 20).all()
     direction, leaves = torch.randn_like(out), [*qkv, *learned]
-    gradients = [torch.autograd.grad(x, leaves, direction.to(x.dtype), retain_graph=True) for x in (out, truth)]
+    gradients = [
+        torch.autograd.grad(x, leaves, direction.to(x.dtype), retain_graph=True)
+        for x in (out, truth)
+    ]
     for mine, expected in zip(*gradients, strict=True):
         error = (mine.double() - expected.double()).abs().max()
-        assert error <= 2 * step * expected.abs().max() + 1e-5  # a bias common to all keys has no gradient at all
+        # a bias common to all keys has no gradient at all
+        assert error <= 2 * step * expected.abs().max() + 1e-5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -129,7 +140,11 @@ def test_torch_s_kernels_get_a_bias_in_the_query_s_own_dtype_only(dtype, monkeyp
     On a CPU no number shows that."""
     monkeypatch.setattr(sdpa, "FEW_QUERIES", 0)
     masks, inner = [], sdpa._sdpa
-    monkeypatch.setattr(sdpa, "_sdpa", lambda q, k, v, mask, *rest: masks.append(mask) or inner(q, k, v, mask, *rest))
+    monkeypatch.setattr(
+        sdpa,
+        "_sdpa",
+        lambda q, k, v, mask, *rest: masks.append(mask) or inner(q, k, v, mask, *rest),
+    )
     qkv, bias, _ = biased("alibi", dtype=dtype)
     attend(*qkv, score_bias=bias, backend="sdpa")
     assert {mask.dtype for mask in masks} == ({dtype} if dtype == torch.float32 else set())
@@ -167,7 +182,10 @@ def test_no_tensor_grows_with_the_square_of_the_length(encoding, monkeypatch):
     T, H, allowed = 3000, 4, 1 << 19
     options = {"position_options": {"width": 4}} if encoding == "fire" else {}
     layers = 2 if encoding == "tape from alibi" else 1  # its first layer's bias has no gradient
-    model, ids = tiny_model(encoding=encoding, num_hidden_layers=layers, **options).train(), tokens(1, T)
+    model, ids = (
+        tiny_model(encoding=encoding, num_hidden_layers=layers, **options).train(),
+        tokens(1, T),
+    )
     monkeypatch.setattr(sdpa, "BIASED_ENTRIES", allowed)
     with Largest() as seen:
         model(ids, labels=ids).loss.backward()

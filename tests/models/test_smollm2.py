@@ -33,7 +33,8 @@ def test_logits_are_transformers(folder, encoding):
     config = convert.tape_config(extendable.read(folder), position_encoding=encoding)
     model = convert.load(folder, config, dtype=torch.float32)
     assert config.num_key_value_heads == 3 and config.tie_word_embeddings
-    text = Path(inspect.getsourcefile(argparse)).read_text()  # a long Python file that every machine has
+    # a long Python file that every machine has
+    text = Path(inspect.getsourcefile(argparse)).read_text()
     ids = AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt").input_ids
     with torch.no_grad():
         for length, tolerance in TOLERANCE.items():

@@ -98,7 +98,9 @@ with."""
 @functools.cache
 def families() -> tuple[str, ...]:
     """Return the types of transformers' language models whose configuration has RoPE parameters."""
-    return tuple(name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if name not in OWN and _has_rope(name))
+    return tuple(
+        name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if name not in OWN and _has_rope(name)
+    )
 
 
 def _has_rope(name: str) -> bool:

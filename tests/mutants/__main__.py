@@ -39,7 +39,8 @@ def main() -> int:
             survived += noticed is None
             end = f"killed by {noticed}" if noticed else "SURVIVED"
             print(
-                f"{number:2} {mutant['file']}: {mutant['new']}\n   {end}, {time.monotonic() - began:.0f} s", flush=True
+                f"{number:2} {mutant['file']}: {mutant['new']}\n   {end}, {time.monotonic() - began:.0f} s",
+                flush=True,
             )
     print(f"{len(wanted) - survived} of {len(wanted)} killed")
     return 1 if survived else 0
@@ -54,13 +55,28 @@ def try_one(copy: Path, mutant: dict[str, Any], workers: int) -> str | None:
     path.write_text(source.replace(mutant["old"], mutant["new"]), encoding="utf-8")
     try:
         for folder in mutant["tests"]:
-            command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", str(workers), "-p", "no:cacheprovider", folder]
+            command = [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "-x",
+                "-n",
+                str(workers),
+                "-p",
+                "no:cacheprovider",
+                folder,
+            ]
             environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
-            done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
+            done = subprocess.run(
+                command, cwd=copy, env=environment, capture_output=True, text=True
+            )
             if failed := re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE):
                 return failed[1]
             if done.returncode:
-                raise SystemExit(f"pytest could not run {folder}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+                raise SystemExit(
+                    f"pytest could not run {folder}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+                )
         return None
     finally:
         path.write_text(source, encoding="utf-8")

@@ -13,7 +13,8 @@ from transformers_tests.test_training_mixin import TrainingTesterMixin
 from tape_ds import TapeConfig, TapeForCausalLM, TapeModel
 from tests.models.helpers import ENCODINGS, HEADS, SIZES
 
-MODEL_MAPPING_NAMES[TapeConfig.model_type] = TapeModel.__name__  # by which the tests tell base models
+# by which the tests tell base models
+MODEL_MAPPING_NAMES[TapeConfig.model_type] = TapeModel.__name__
 
 
 class Tester:
@@ -24,7 +25,13 @@ class Tester:
     causal_lm_class, base_model_class = TapeForCausalLM, TapeModel
 
     def __init__(self, encoding: str):
-        self.fields = {**SIZES, **HEADS["gqa"], **ENCODINGS[encoding], "num_hidden_layers": 2, "pad_token_id": 0}
+        self.fields = {
+            **SIZES,
+            **HEADS["gqa"],
+            **ENCODINGS[encoding],
+            "num_hidden_layers": 2,
+            "pad_token_id": 0,
+        }
         vars(self).update(self.fields)
 
     def get_config(self) -> TapeConfig:

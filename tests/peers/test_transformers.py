@@ -19,7 +19,10 @@ ROOT = Path(__file__).resolve().parents[2]
 NAME = f"transformers-{transformers.__version__}"
 PARAMETERIZED = "parameterized==0.9.0"
 """What the tests import beside what is installed here."""
-MISSING = {"exporters/test_export.py": "ExportTesterMixin", "generation/test_utils.py": "GenerationTesterMixin"}
+MISSING = {
+    "exporters/test_export.py": "ExportTesterMixin",
+    "generation/test_utils.py": "GenerationTesterMixin",
+}
 """What they import from folders that the source package leaves out: empty here."""
 
 _WEIGHTS = "asks for attention weights of sdpa, which has none: ours refuses, and names the remedy"
@@ -54,7 +57,15 @@ def sources() -> Path:
     folder = ROOT / ".cache" / "peers" / NAME
     if (folder / "ready").exists():
         return folder
-    pip("download", "--no-deps", "--no-binary", ":all:", NAME.replace("-", "=="), "--dest", str(folder))
+    pip(
+        "download",
+        "--no-deps",
+        "--no-binary",
+        ":all:",
+        NAME.replace("-", "=="),
+        "--dest",
+        str(folder),
+    )
     pip("install", "--no-deps", "--upgrade", "--target", str(folder), PARAMETERIZED)
     with tarfile.open(folder / f"{NAME}.tar.gz") as archive:
         found = [each for each in archive if re.fullmatch(rf"{NAME}/tests/test_\w+\.py", each.name)]
@@ -86,16 +97,34 @@ def outcomes(report: Path) -> tuple[dict[str, str], int]:
 def test_their_model_tests(sources, tmp_path, encoding):
     """What does not apply has its reason above, and fails; everything else passes or says why it is skipped."""
     report = tmp_path / "report.xml"
-    command = [sys.executable, "-m", "pytest", "-q", "-ra", "--import-mode=importlib", "-p", "no:cacheprovider"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-ra",
+        "--import-mode=importlib",
+        "-p",
+        "no:cacheprovider",
+    ]
     # our markers are not theirs, and strict; some of their tests would start a process each
     command += ["-o", "addopts=", "-W", "ignore", f"--junitxml={report}"]
     command += [f"{ROOT / 'tests/peers/cases.py'}::{encoding.title()}"]
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{sources}", "_INSIDE_SUB_PROCESS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1800)
+    environment = os.environ | {
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{sources}",
+        "_INSIDE_SUB_PROCESS": "1",
+    }
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1800
+    )
     print(done.stdout[-6000:])
     assert report.exists(), done.stderr[-2000:]
     failed, count = outcomes(report)
     assert count > 100, "most of the suite was not collected"
-    unexpected = {name: said for name, said in failed.items() if name not in NOT_APPLICABLE[encoding]}
+    unexpected = {
+        name: said for name, said in failed.items() if name not in NOT_APPLICABLE[encoding]
+    }
     assert not unexpected
-    assert failed.keys() == NOT_APPLICABLE[encoding].keys(), "a test of the list passes now: take it out"
+    assert failed.keys() == NOT_APPLICABLE[encoding].keys(), (
+        "a test of the list passes now: take it out"
+    )

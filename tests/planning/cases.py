@@ -12,7 +12,13 @@ RANKS = 2
 RANK = 4
 """Of the adapters."""
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
-ENGINE = Engine(reduce_bucket=200_000, prefetch_bucket=150_000, max_live=1_500_000, persistence=1_000, sub_group=10**9)
+ENGINE = Engine(
+    reduce_bucket=200_000,
+    prefetch_bucket=150_000,
+    max_live=1_500_000,
+    persistence=1_000,
+    sub_group=10**9,
+)
 METHODS = {
     "full": TrainedShape.everything(),
     "frozen": TrainedShape(norms=True, positions=True),

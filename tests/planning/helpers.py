@@ -24,7 +24,13 @@ def published(name, **changes):
 
 def job(encoding="tape", trained=None, model="llama2-7b", gpu="h100-80", **changes):
     """One job; changes are fields of the layout or of the job."""
-    layout = Layout(**{"world": 8, "zero": 3, **{name: changes.pop(name) for name in list(changes) if name in LAYOUT}})
+    layout = Layout(
+        **{
+            "world": 8,
+            "zero": 3,
+            **{name: changes.pop(name) for name in list(changes) if name in LAYOUT},
+        }
+    )
     asked = Job(
         model=shape.sizes(published(model, position_encoding=encoding)),
         trained=TrainedShape.everything() if trained is None else trained,

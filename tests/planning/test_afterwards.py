@@ -14,7 +14,9 @@ def test_a_merge_holds_what_was_trained_and_no_model():
     assert found == afterwards.LIBRARIES + 4 * adapters
     whole = TrainedShape(adapters=ADAPTERS, embeddings=True)
     assert afterwards.merging(job("rope", whole)) == found + 4 * 32_000 * 4096
-    assert afterwards.merging(job("rope")) == afterwards.LIBRARIES, "trained without adapters, weights are copied"
+    assert afterwards.merging(job("rope")) == afterwards.LIBRARIES, (
+        "trained without adapters, weights are copied"
+    )
 
 
 def test_a_loaded_model_is_its_weights_once():

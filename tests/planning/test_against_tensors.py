@@ -26,7 +26,11 @@ def run(folder, cases):
 @pytest.fixture(scope="module")
 def few(request, tmp_path_factory):
     """What is asked for of the quick ones."""
-    asked = [item.callspec.params["case"] for item in request.session.items if item.path == request.node.path]
+    asked = [
+        item.callspec.params["case"]
+        for item in request.session.items
+        if item.path == request.node.path
+    ]
     return run(tmp_path_factory.mktemp("few"), [case for case in QUICK if case in asked])
 
 
@@ -35,7 +39,9 @@ def rest(tmp_path_factory):
     """A job for all others, and one for those in pieces: an engine keeps their groups while its process lives."""
     others = [case for case in CASES if case not in QUICK]
     whole, pieces = ([case for case in others if (case.tensor > 1) == cut] for cut in (False, True))
-    return run(tmp_path_factory.mktemp("rest"), whole) | run(tmp_path_factory.mktemp("pieces"), pieces)
+    return run(tmp_path_factory.mktemp("rest"), whole) | run(
+        tmp_path_factory.mktemp("pieces"), pieces
+    )
 
 
 def between_steps(asked):
@@ -59,6 +65,8 @@ def test_bytes_of_a_step(case, few):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [case for case in CASES if case not in QUICK], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case not in QUICK], ids=lambda case: case.name
+)
 def test_bytes_of_more_steps(case, rest):
     compare(case, rest)

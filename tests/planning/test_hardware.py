@@ -24,8 +24,17 @@ def test_a_card_is_known_by_what_cuda_calls_it():
         found = hardware.of_device(CUDA_NAMES[name], 1e9)
         assert found.name == name and found.memory == 1e9
         assert found.peak == hardware.peak_flops(CUDA_NAMES[name])
-    for other in ("NVIDIA H200 NVL", "NVIDIA H100 PCIe", "NVIDIA GeForce RTX 4090 D", "NVIDIA L40", ""):
+    for other in (
+        "NVIDIA H200 NVL",
+        "NVIDIA H100 PCIe",
+        "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA L40",
+        "",
+    ):
         assert hardware.of_device(other, 1e9) is None
-    assert hardware.peak_flops("NVIDIA H100 PCIe") == 756e12 and hardware.peak_flops("NVIDIA A10G") is None
+    assert (
+        hardware.peak_flops("NVIDIA H100 PCIe") == 756e12
+        and hardware.peak_flops("NVIDIA A10G") is None
+    )
     with pytest.raises(UserError, match="a100-80"):
         hardware.find("a100")

@@ -29,7 +29,9 @@ def test_what_a_recipe_refuses_is_not_possible(changes):
 def test_a_bias_after_a_sum_of_parts_is_not_cut(name):
     """A search ranked such layouts, which the run then refused."""
     model = shape.sizes(published("llama2-7b", **{name: True}))
-    assert possible(replace(job(zero=1), model=model)) and not possible(replace(job(zero=1, tensor=2), model=model))
+    assert possible(replace(job(zero=1), model=model)) and not possible(
+        replace(job(zero=1, tensor=2), model=model)
+    )
 
 
 def test_groups_of_key_heads_may_be_repeated_or_split():

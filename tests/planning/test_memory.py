@@ -20,7 +20,11 @@ def test_zero_shards_one_thing_after_another():
     parameters = job().parameters
     found = [at("end of the backward", zero=stage) for stage in (1, 2, 3)]
     assert [each.optimizer for each in found] == [12 * parameters / 8] * 3
-    assert [each.gradients for each in found] == [2 * parameters, 2 * parameters / 8, 2 * parameters / 8]
+    assert [each.gradients for each in found] == [
+        2 * parameters,
+        2 * parameters / 8,
+        2 * parameters / 8,
+    ]
     assert [each.weights for each in found] == [2 * parameters, 2 * parameters, 2 * parameters / 8]
 
 
@@ -49,18 +53,30 @@ def test_a_checkpointed_block_keeps_its_hidden_and_position_state():
 def test_a_frozen_base_keeps_inputs_of_linear_maps_under_zero_3_alone():
     """The linear map that it puts in place of torch's saves its input, whatever is trained."""
     inputs = {"input of q, k, v", "input of o", "input of gate and up", "input of down"}
-    one, three = ({each.name for each in activations.inside(job(trained=FROZEN, zero=stage))} for stage in (1, 3))
+    one, three = (
+        {each.name for each in activations.inside(job(trained=FROZEN, zero=stage))}
+        for stage in (1, 3)
+    )
     assert {"q and k as rotated", "gate, up"} <= one and not inputs & one and inputs <= three
 
 
 def test_offload_moves_all_but_the_last_blocks_inputs():
-    here, there = (activations.count(job(checkpoint_layers=1, offload_checkpoints=each)) for each in (False, True))
+    here, there = (
+        activations.count(job(checkpoint_layers=1, offload_checkpoints=each))
+        for each in (False, True)
+    )
     moved = 31 * 8192 * (4096 + 4096) * 2
-    assert there.offloaded == moved == here.checkpoints + here.states - there.checkpoints - there.states
+    assert (
+        there.offloaded
+        == moved
+        == here.checkpoints + here.states - there.checkpoints - there.states
+    )
     assert memory.estimate(job(checkpoint_layers=1, offload_checkpoints=True)).host == moved
 
 
-@pytest.mark.parametrize(("encoding", "bytes_"), [("rope", 131_720), ("tape", 181_256), ("pope", 189_064)])
+@pytest.mark.parametrize(
+    ("encoding", "bytes_"), [("rope", 131_720), ("tape", 181_256), ("pope", 189_064)]
+)
 def test_what_a_block_of_7b_keeps_of_a_token(encoding, bytes_):
     """Summed by hand: 4,096 columns, 11,008 inside, 32 heads, 128 of the gate; all trained, fused norms, bf16.
 
@@ -79,7 +95,10 @@ def test_what_lies_on_a_disk_is_not_in_the_hosts_memory():
 
 
 def test_a_second_copy_of_the_weights_takes_its_share():
-    plain, twice = (memory.estimate(job(world=64, engine=Engine(secondary=each))).peak.weights for each in (1, 8))
+    plain, twice = (
+        memory.estimate(job(world=64, engine=Engine(secondary=each))).peak.weights
+        for each in (1, 8)
+    )
     assert twice - plain == job().parameters * 2 / 8
 
 
@@ -96,7 +115,10 @@ def test_buckets_double_where_communication_overlaps():
 
 
 def test_four_bits_shrink_the_blocks_alone():
-    whole, packed = at("loss", zero=1, trained=FROZEN), at("loss", zero=1, trained=FROZEN, quantised=True)
+    whole, packed = (
+        at("loss", zero=1, trained=FROZEN),
+        at("loss", zero=1, trained=FROZEN, quantised=True),
+    )
     linears = 32 * (4 * 4096**2 + 3 * 4096 * 11008)
     assert whole.weights - packed.weights == pytest.approx(linears * (2 - 4.127 / 8))
 

@@ -21,7 +21,20 @@ MEASURES = {
 }
 
 
-def job(model, gpu, gpus, length, sequences, again=1, *, zero=3, tensor=1, accumulation=1, fa2=True, **changes):
+def job(
+    model,
+    gpu,
+    gpus,
+    length,
+    sequences,
+    again=1,
+    *,
+    zero=3,
+    tensor=1,
+    accumulation=1,
+    fa2=True,
+    **changes,
+):
     """A full training run of a plain Llama."""
     layout = Layout(gpus, zero=zero, tensor=tensor, micro_batch=sequences, checkpoint_layers=again)
     gpu = find(gpu) if isinstance(gpu, str) else gpu
@@ -40,8 +53,19 @@ def job(model, gpu, gpus, length, sequences, again=1, *, zero=3, tensor=1, accum
 
 def pose(length):
     """PoSE's run: all of ZeRO-3 in the host's memory, 64 sequences a step."""
-    asked = job("llama2-7b", "v100-32", 8, length, max(1, 8192 // length), fused=False, global_batch=64, steps=1000)
-    return replace(asked, layout=replace(asked.layout, offload_optimizer="cpu", offload_weights="cpu"))
+    asked = job(
+        "llama2-7b",
+        "v100-32",
+        8,
+        length,
+        max(1, 8192 // length),
+        fused=False,
+        global_batch=64,
+        steps=1000,
+    )
+    return replace(
+        asked, layout=replace(asked.layout, offload_optimizer="cpu", offload_weights="cpu")
+    )
 
 
 # a Llama-2-7B but for its feed-forward (two matrices of 16,384 columns, here three of two thirds) and tied embeddings
@@ -55,7 +79,13 @@ ROWS = (  # name, published, predicted, quantity, job
     ("MPT-7B, 8 A100-40, 8k", 2887, 3244, SPEED, job(MPT, "a100-40", 8, 8192, 3)),
     ("MPT-7B, 8 H100, 8k", 6935, 7368, SPEED, job(MPT, "h100-80", 8, 8192, 8)),
     ("MPT-7B, 8 H100, 4k", 8611, 8337, SPEED, job(MPT, "h100-80", 8, 4096, 16)),
-    ("MPT-7B, 8 H100, 2k, nothing recomputed", 10_643, 11_606, SPEED, job(MPT, "h100-80", 8, 2048, 6, None)),
+    (
+        "MPT-7B, 8 H100, 2k, nothing recomputed",
+        10_643,
+        11_606,
+        SPEED,
+        job(MPT, "h100-80", 8, 2048, 6, None),
+    ),
     # torchtitan, benchmarks/llama3_h100_202412
     ("Llama-3.1-8B, 8 H100 (500 W), 8k", 5762, 6084, SPEED, replace(TITAN, fused=False)),
     ("Llama-3.1-8B, 8 H100 (500 W), 8k, compiled", 6667, 6885, SPEED, TITAN),
@@ -65,7 +95,9 @@ ROWS = (  # name, published, predicted, quantity, job
 )
 
 
-@pytest.mark.parametrize("name, figure, on_the_page, quantity, asked", ROWS, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    "name, figure, on_the_page, quantity, asked", ROWS, ids=lambda value: str(value)[:40]
+)
 def test_a_prediction_is_near_and_that_of_the_page(name, figure, on_the_page, quantity, asked):
     predicted = MEASURES[quantity](Plan(asked))
     assert round(predicted, 0 if predicted >= 100 else 1) == on_the_page

@@ -25,18 +25,25 @@ def sent(asked):
 
 
 @pytest.mark.parametrize("encoding", ["rope", "tape", "fire", "fox", "pope"])
-@pytest.mark.parametrize("trained", [TrainedShape.everything(), TrainedShape(norms=True)], ids=["full", "norms"])
+@pytest.mark.parametrize(
+    "trained", [TrainedShape.everything(), TrainedShape(norms=True)], ids=["full", "norms"]
+)
 def test_model_flops_are_those_that_utilisation_goes_by(encoding, trained):
     asked = job(encoding, trained)
     config = published("llama2-7b", position_encoding=encoding)
     share = asked.trained_parameters / asked.parameters
-    assert roofline.work(asked).model == pytest.approx(flops.training_flops_per_token(config, 8192, share), rel=1e-9)
+    assert roofline.work(asked).model == pytest.approx(
+        flops.training_flops_per_token(config, 8192, share), rel=1e-9
+    )
 
 
 def test_attention_of_a_wide_value():
     """Rotary: 2 and 5 products; by halves twice as many; by one kernel 3 and 7 (docs/kernels.md). The last layer
     carries nothing by one kernel. PoPE's queries and keys are twice as wide, and values padded to them."""
-    assert work("rope").attention == 7 * UNIT and work().attention == work("pope").attention == 14 * UNIT
+    assert (
+        work("rope").attention == 7 * UNIT
+        and work().attention == work("pope").attention == 14 * UNIT
+    )
     assert work(wide_attention=True).attention == pytest.approx((7 + 3 * 31 / 32) * UNIT)
 
 
@@ -45,7 +52,9 @@ def test_packed_rows_cost_what_their_documents_do_in_as_many_calls(documents):
     """Documents of 8,192 / n tokens see each a n-th of the keys; nothing else of a step follows their number."""
     plain, packed = Plan(job()), Plan(job(documents=documents))
     assert roofline.work(packed.job).attention == 14 * UNIT / documents
-    assert roofline.work(packed.job).model == pytest.approx(roofline.work(plain.job).model, rel=1e-12)
+    assert roofline.work(packed.job).model == pytest.approx(
+        roofline.work(plain.job).model, rel=1e-12
+    )
     assert (packed.step.linear, packed.step.memory_bound, packed.step.waiting) == pytest.approx(
         (plain.step.linear, plain.step.memory_bound, plain.step.waiting)
     )
@@ -80,7 +89,8 @@ def test_sequence_parallelism_sends_half_as_much_again_as_with_rope():
     kind = "heads for tokens"
     rope, tape = (sent(job(encoding, sequence=8))[kind] for encoding in ("rope", "tape"))
     assert tape.bytes == pytest.approx(1.5 * rope.bytes)
-    assert rope.bytes == pytest.approx(32 * 2 * 64 * 4 * 1024 * 4096 * 2 * 7 / 8)  # layers, passes, accumulation
+    # layers, passes, accumulation
+    assert rope.bytes == pytest.approx(32 * 2 * 64 * 4 * 1024 * 4096 * 2 * 7 / 8)
 
 
 def test_zero_3_gathers_all_weights_twice_and_zero_1_what_is_trained_once():
@@ -114,14 +124,22 @@ def test_tensor_parallelism_gathers_and_adds_up_hidden_states_and_exchanges_posi
     cut = {"model": "llama2-13b", "tensor": 8, "zero": 1, "checkpoint_layers": 1, "global_batch": 1}
     rope, tape = sent(job("rope", **cut)), sent(job(**cut))
     hidden = 8192 * 5120 * 2 * 7 / 8
-    assert rope["hidden states gathered, added up"].bytes == pytest.approx((40 * 3 * 4 + 4) * hidden)
-    assert tape["position states exchanged"].bytes == pytest.approx(39 * 3 * 2 * hidden / 8) and len(rope) == 1
+    assert rope["hidden states gathered, added up"].bytes == pytest.approx(
+        (40 * 3 * 4 + 4) * hidden
+    )
+    assert (
+        tape["position states exchanged"].bytes == pytest.approx(39 * 3 * 2 * hidden / 8)
+        and len(rope) == 1
+    )
 
 
 def test_fused_norms_read_and_write_less():
     """28 passes over the hidden columns of each block, three times where nothing is computed again; the gated product
     stays as it is."""
-    own, torch_s = (roofline.memory_bound(job("rope", fused=False, fused_norms=fused)) for fused in (True, False))
+    own, torch_s = (
+        roofline.memory_bound(job("rope", fused=False, fused_norms=fused))
+        for fused in (True, False)
+    )
     assert torch_s - own == 28 * 4096 * 32 * 3 * 2
     assert own - roofline.memory_bound(job("rope")) == 2 * 11_008 * 32 * 3 * 2
 
@@ -135,7 +153,11 @@ def test_short_contexts_are_forwards_alone():
     assert twice.read_again == again
     more = roofline.work(twice).linear - roofline.work(plain).linear
     blocks = 2 * model.layers * sum(a * b for a, b in model.linears.values())
-    assert more == pytest.approx(blocks * again + 2 * model.hidden * model.vocabulary * read * 64 / 8192)
+    assert more == pytest.approx(
+        blocks * again + 2 * model.hidden * model.vocabulary * read * 64 / 8192
+    )
     attention = roofline.work(twice).attention - roofline.work(plain).attention
     assert attention == pytest.approx(2 * model.layers * model.query * 256 * again)
-    assert roofline.work(twice).model == roofline.work(plain).model, "MFU counts what one reading needs"
+    assert roofline.work(twice).model == roofline.work(plain).model, (
+        "MFU counts what one reading needs"
+    )

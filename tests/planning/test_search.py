@@ -25,18 +25,24 @@ def test_a_frozen_base_takes_zero_1_and_its_neighbours_are_shown():
     near = [each for each in found[1:] if len(each.job.layout.changes(best)) == 1]
     assert best.zero == 1 and best.checkpoint_layers is None
     assert {each.job.layout.checkpoint_layers for each in near} == {None, 1, "selective"}
-    assert any(each.job.layout.zero == 3 and each.step.waiting > found[0].step.waiting for each in near)
+    assert any(
+        each.job.layout.zero == 3 and each.step.waiting > found[0].step.waiting for each in near
+    )
     assert any(not each.fits for each in near)
 
 
 def test_no_way_is_one_that_a_run_refuses():
     found = search.search(job(model="llama2-70b", world=64))
-    assert any(each.job.layout.tensor > 1 for each in found) and all(possible(each.job) for each in found)
+    assert any(each.job.layout.tensor > 1 for each in found) and all(
+        possible(each.job) for each in found
+    )
 
 
 def test_a_class_of_transformers_is_neither_cut_nor_shared_nor_tiled():
     found = search.search(job(model="EleutherAI/gpt-j-6b", length=search.LONG))
-    assert {(way.tensor, way.sequence, way.mlp_tiles) for way in (each.job.layout for each in found)} == {(1, 1, 1)}
+    assert {
+        (way.tensor, way.sequence, way.mlp_tiles) for way in (each.job.layout for each in found)
+    } == {(1, 1, 1)}
 
 
 def test_offload_comes_when_nothing_else_fits():
@@ -82,7 +88,8 @@ def test_the_longest_sequence_fits_and_a_longer_one_does_not(layout):
     longest = search.largest_length(asked)
     step = search.LENGTH_STEP * asked.layout.sequence
     takes = [
-        Plan(replace(asked, length=length, global_batch=asked.layout.data)).fits for length in (longest, longest + step)
+        Plan(replace(asked, length=length, global_batch=asked.layout.data)).fits
+        for length in (longest, longest + step)
     ]
     assert longest % step == 0 and takes == [True, False]
 
@@ -91,7 +98,10 @@ def test_the_largest_micro_batch_fits():
     asked = {"trained": FROZEN, "checkpoint_layers": 1}
     sequences = search.largest_micro_batch(job(**asked))
     assert sequences > 1
-    assert [Plan(job(**asked, micro_batch=each)).fits for each in (sequences, sequences + 1)] == [True, False]
+    assert [Plan(job(**asked, micro_batch=each)).fits for each in (sequences, sequences + 1)] == [
+        True,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -109,6 +119,15 @@ def test_the_remedy_is_the_nearest_that_would_fit(changes, remedy):
 
 def test_the_hosts_memory_has_an_end_as_well():
     found = search.refusal(
-        Plan(job(model="llama2-70b", world=8, zero=3, offload_optimizer="cpu", checkpoint_layers=1, gpu="a100-80"))
+        Plan(
+            job(
+                model="llama2-70b",
+                world=8,
+                zero=3,
+                offload_optimizer="cpu",
+                checkpoint_layers=1,
+                gpu="a100-80",
+            )
+        )
     )
     assert "offload" in [each.field for each in found]

@@ -11,11 +11,19 @@ from tape_ds.planning.shape import TrainedShape
 from tests.planning.helpers import published
 from tools.experiments.flops import PLACEHOLDERS, parameters
 
-SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 99}
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "vocab_size": 99,
+}
 
 
 def small(encoding="tape", **changes):
-    return TapeConfig(**{**SMALL, "position_encoding": encoding, **PLACEHOLDERS.get(encoding, {}), **changes})
+    return TapeConfig(
+        **{**SMALL, "position_encoding": encoding, **PLACEHOLDERS.get(encoding, {}), **changes}
+    )
 
 
 @pytest.mark.parametrize("encoding", encodings.available())
@@ -25,7 +33,9 @@ def test_all_parameters_of_every_encoding(encoding):
     assert shape.total(found) == parameters(config) == shape.total(found, trained=True)
 
 
-@pytest.mark.parametrize(("name", "billions"), [("llama2-7b", 6.738), ("llama2-70b", 68.977), ("llama3-8b", 8.030)])
+@pytest.mark.parametrize(
+    ("name", "billions"), [("llama2-7b", 6.738), ("llama2-70b", 68.977), ("llama3-8b", 8.030)]
+)
 def test_published_sizes(name, billions):
     """The parameter counts of the models' own pages."""
     model = shape.sizes(published(name))
@@ -45,7 +55,12 @@ class Settings:
         ("tape", TrainedShape(norms=True, embeddings=True, positions=True)),
         (
             "tape+lora",
-            TrainedShape(norms=True, embeddings=True, positions=True, adapters=(("q_proj", 4), ("down_proj", 4))),
+            TrainedShape(
+                norms=True,
+                embeddings=True,
+                positions=True,
+                adapters=(("q_proj", 4), ("down_proj", 4)),
+            ),
         ),
     ],
 )
@@ -56,21 +71,26 @@ def test_what_a_method_trains(method, trained):
     parameters = dict(prepared.model.named_parameters())
     found = shape.tensors(shape.sizes(config), trained)
     assert shape.total(found) == sum(each.numel() for each in parameters.values())
-    assert shape.total(found, trained=True) == sum(parameters[name].numel() for name in prepared.names)
+    assert shape.total(found, trained=True) == sum(
+        parameters[name].numel() for name in prepared.names
+    )
 
 
 def test_tensor_parallelism_splits_matrices_and_leaves_norms_whole():
     model = shape.sizes(small())
     whole, half = shape.tensors(model, TrainedShape()), shape.tensors(model, TrainedShape(), 2)
     for before, after in zip(whole, half, strict=True):
-        assert after.total == (before.total / 2 if before.kind in ("linear", "head", "embedding") else before.total)
+        assert after.total == (
+            before.total / 2 if before.kind in ("linear", "head", "embedding") else before.total
+        )
     # of an adapter the factor that meets the split side
     found = shape.tensors(model, TrainedShape(adapters=(("q_proj", 4), ("o_proj", 4))))
     assert [each.split for each in found if each.kind == "adapter"] == [False, True, True, False]
 
 
 @pytest.mark.parametrize(
-    ("encoding", "nope_layers"), [("tape", None), ("tape", [0, 4]), ("repo", 2), ("repo", [5]), ("fox", [5])]
+    ("encoding", "nope_layers"),
+    [("tape", None), ("tape", [0, 4]), ("repo", 2), ("repo", [5]), ("fox", [5])],
 )
 def test_layers_of_every_kind_are_counted(encoding, nope_layers):
     """Only one of each kind is built: those without positions, the last one, and those below RePo's first."""
@@ -79,13 +99,19 @@ def test_layers_of_every_kind_are_counted(encoding, nope_layers):
     found = shape.sizes(config)
     assert shape.total(shape.tensors(found, TrainedShape())) == parameters(config)
     fixed, for_each_key = found.position_work
-    counted = [registry.build_layer(config, layer).multiplications_per_token(7.0) for layer in range(6)]
+    counted = [
+        registry.build_layer(config, layer).multiplications_per_token(7.0) for layer in range(6)
+    ]
     assert sum(counted) == pytest.approx(fixed + 7 * for_each_key)
 
 
 def test_published_models_have_their_base_frequency():
     """A plan passed theta = 2e5 for a Llama 3, which the run refused."""
-    for name, theta in {"meta-llama/Meta-Llama-3-8B": 5e5, "smollm2": 1e5, "meta-llama/Llama-2-7b-hf": 1e4}.items():
+    for name, theta in {
+        "meta-llama/Meta-Llama-3-8B": 5e5,
+        "smollm2": 1e5,
+        "meta-llama/Llama-2-7b-hf": 1e4,
+    }.items():
         assert shape.published(name).rope_parameters["rope_theta"] == theta
     with pytest.raises(UserError, match="model"):
         shape.published("owner/unknown")

@@ -33,7 +33,9 @@ def test_every_bad_step_is_a_line_with_its_samples(tmp_path):
     message = watched.observe(1, [1.0, NAN], [INF, INF], True)
     assert message.startswith("step 1: the loss on rank 1 is NaN (samples 2-3, 6-7); step SKIPPED")
     watched.observe(2, [1.0, 1.0], [NAN, NAN], True)
-    assert watched.observe(3, [1.0, 1.0], [NAN, NAN], False) is None, "a norm that was not measured is NaN"
+    assert watched.observe(3, [1.0, 1.0], [NAN, NAN], False) is None, (
+        "a norm that was not measured is NaN"
+    )
     watched.observe(4, [NAN, 1.0], [1.0, 1.0], False)
     watched.observe(5, [1.0, 1.0], [2.0, INF], True)
     found = lines(file)
@@ -44,7 +46,12 @@ def test_every_bad_step_is_a_line_with_its_samples(tmp_path):
         (5, "gradient", [1]),
     ]
     assert found[1]["samples"] == {"0": [8, 9, 12, 13], "1": [10, 11, 14, 15]}
-    assert [(line["skipped"], line["in_a_row"]) for line in found] == [(True, 1), (True, 2), (False, 1), (True, 2)]
+    assert [(line["skipped"], line["in_a_row"]) for line in found] == [
+        (True, 1),
+        (True, 2),
+        (False, 1),
+        (True, 2),
+    ]
 
 
 def test_so_many_in_a_row_stop_the_run(tmp_path):
@@ -53,7 +60,9 @@ def test_so_many_in_a_row_stop_the_run(tmp_path):
     watched = guard(file, limit=3)
     for step, loss in enumerate([NAN, NAN, 1.0, NAN, NAN], 1):
         watched.observe(step, [1.0, loss], [1.0, 1.0], loss != 1.0)
-    with pytest.raises(StoppedByGuard, match=r"step 6: the loss on rank 1 .*\n.*3 steps in a row .*nonfinite_limit"):
+    with pytest.raises(
+        StoppedByGuard, match=r"step 6: the loss on rank 1 .*\n.*3 steps in a row .*nonfinite_limit"
+    ):
         watched.observe(6, [1.0, NAN], [INF, INF], True)
     assert [line["step"] for line in lines(file)] == [1, 2, 4, 5, 6]
 
@@ -74,14 +83,19 @@ def test_the_search_for_a_loss_scale_is_no_fault(tmp_path):
     watched = guard(tmp_path / "nonfinite.jsonl", limit=2)
     for step in range(1, 9):
         message = watched.observe(step, [1.0, 1.0], [INF, INF], True, rescaled=True)
-    assert message == "step 8: SKIPPED, fp16's loss scale was too large and is lowered; weights unchanged"
+    assert (
+        message
+        == "step 8: SKIPPED, fp16's loss scale was too large and is lowered; weights unchanged"
+    )
     assert watched.total == 0 and not watched.file.exists()
     watched.observe(9, [1.0, NAN], [INF, INF], True, rescaled=True)
     assert watched.total == 1, "a loss is not scaled: this one is NaN"
 
 
 def test_many_samples_are_cut_in_the_message():
-    message = NonFinite(0, None, lambda step, rank: list(range(0, 40, 2))).observe(1, [NAN], [1.0], False)
+    message = NonFinite(0, None, lambda step, rank: list(range(0, 40, 2))).observe(
+        1, [NAN], [1.0], False
+    )
     assert "10, ... (20 in all)" in message
 
 
@@ -90,7 +104,10 @@ def test_an_unwritable_journal_is_reported_once_and_stops_nothing(tmp_path, caps
     watched = guard(tmp_path / "run" / "nonfinite.jsonl")
     for step in (1, 2):
         assert watched.observe(step, [NAN, 1.0], [INF, INF], True)
-    assert capsys.readouterr().err.count("nonfinite.jsonl cannot be written, training continues: ") == 1
+    assert (
+        capsys.readouterr().err.count("nonfinite.jsonl cannot be written, training continues: ")
+        == 1
+    )
 
 
 @pytest.mark.parametrize(("world", "micro", "accumulation"), [(1, 2, 1), (2, 2, 3), (3, 1, 2)])
@@ -101,8 +118,13 @@ def test_samples_are_those_that_the_loader_deals_out(world, micro, accumulation)
         batches = BatchSampler(SequentialSampler(range(batch * steps)), micro, drop_last=False)
         dealt = list(BatchSamplerShard(batches, num_processes=world, process_index=rank))
         for step in range(steps):
-            taken = [i for each in dealt[step * accumulation : (step + 1) * accumulation] for i in each]
-            assert samples_of_step(step, rank, global_batch=batch, micro_batch=micro, world=world) == taken
+            taken = [
+                i for each in dealt[step * accumulation : (step + 1) * accumulation] for i in each
+            ]
+            assert (
+                samples_of_step(step, rank, global_batch=batch, micro_batch=micro, world=world)
+                == taken
+            )
 
 
 def adamw(**options) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -125,7 +147,12 @@ def step(model, optimizer, value: float = 1.0) -> None:
 
 @pytest.mark.parametrize(
     ("options", "value"),
-    [({"foreach": False}, NAN), ({"foreach": True}, INF), ({"fused": True}, NAN), ({"amsgrad": True}, INF)],
+    [
+        ({"foreach": False}, NAN),
+        ({"foreach": True}, INF),
+        ({"fused": True}, NAN),
+        ({"amsgrad": True}, INF),
+    ],
 )
 def test_a_protected_step_changes_nothing_when_a_gradient_is_not_finite(options, value):
     """One element of one bias: without protection NaN goes into that weight, decay and momentum go into all."""

@@ -91,7 +91,9 @@ class Told(KeepAlive):
         command = [sys.executable, str(folder / "pretrain_c4.py"), str(self.output)]
         kept = LaunchSpec([*command, "first"], [*command, "again"], self.output)
         self.lines: list[str] = []
-        super().__init__(kept, Patience(**({"backoff": 0.01} | patience)), StopRequest(), self.lines.append)
+        super().__init__(
+            kept, Patience(**({"backoff": 0.01} | patience)), StopRequest(), self.lines.append
+        )
 
     def starts(self):
         """The words that told the starts apart."""
@@ -107,20 +109,53 @@ def nobody_lives(output):
     [
         (["finish()"], 0, 1, "finished"),
         (["finish(); sys.exit(7)"], 0, 1, "finished"),
-        (["killed()", "finish()"], 0, 2, "ended by SIGKILL, and the run is not finished; restarting in 0.01 s"),
+        (
+            ["killed()", "finish()"],
+            0,
+            2,
+            "ended by SIGKILL, and the run is not finished; restarting in 0.01 s",
+        ),
         (["sys.exit(4)", "finish()"], 0, 2, "a rank was stuck"),
         (["sys.exit(2)", "finish()"], 2, 1, "it would fail again"),
         (["sys.exit(3)", "finish()"], 3, 1, "a guard stopped the run"),
-        (["save(5); stop(5)", "finish()"], 0, 1, "stays stopped; the same command continues from checkpoint-5"),
-        (["save(5); stop(5); sys.exit(1)", "finish()"], 0, 1, "was stopped (SIGTERM) and stays stopped"),
-        (["save(5); stop(8); sys.exit(1)", "finish()"], 1, 1, "its last checkpoint is not committed"),
+        (
+            ["save(5); stop(5)", "finish()"],
+            0,
+            1,
+            "stays stopped; the same command continues from checkpoint-5",
+        ),
+        (
+            ["save(5); stop(5); sys.exit(1)", "finish()"],
+            0,
+            1,
+            "was stopped (SIGTERM) and stays stopped",
+        ),
+        (
+            ["save(5); stop(8); sys.exit(1)", "finish()"],
+            1,
+            1,
+            "its last checkpoint is not committed",
+        ),
         # ranks that outlive their launcher commit or finish; a new start before that would meet their locks
-        (["orphan(0.5, lambda: save(7)); killed()", "assert not run_lock.living(output); finish()"], 0, 2, "-7"),
+        (
+            [
+                "orphan(0.5, lambda: save(7)); killed()",
+                "assert not run_lock.living(output); finish()",
+            ],
+            0,
+            2,
+            "-7",
+        ),
         (["orphan(0.2, finish); killed()"], 0, 1, "finished"),
         # only checkpoints renew patience, also one in the place of a damaged one
         (["sys.exit(9)"], 9, 2, "1 restarts brought no newer checkpoint: giving up"),
         (["killed()"], 1, 2, "1 restarts brought no newer checkpoint: giving up"),
-        (["save(9); killed()", "killed()", "save(9); killed()", "killed()", "finish()"], 0, 5, "finished"),
+        (
+            ["save(9); killed()", "killed()", "save(9); killed()", "killed()", "finish()"],
+            0,
+            5,
+            "finished",
+        ),
     ],
 )
 def test_what_becomes_of_a_run_decides(plan, code, starts, said, tmp_path):
@@ -131,10 +166,16 @@ def test_what_becomes_of_a_run_decides(plan, code, starts, said, tmp_path):
 
 
 @pytest.mark.parametrize(("left", "end", "code"), [(3, 1, 3), (2, 9, 9)])
-def test_rank_0_knows_better_than_a_launcher_that_always_fails_alike(left, end, code, tmp_path, monkeypatch):
+def test_rank_0_knows_better_than_a_launcher_that_always_fails_alike(
+    left, end, code, tmp_path, monkeypatch
+):
     """torchrun ends with 1 whatever its ranks ended with."""
     monkeypatch.delenv("RANK", raising=False)
-    told = Told(tmp_path, [f"from tape_ds import exit_codes; exit_codes.leave({left}); sys.exit({end})"], restarts=0)
+    told = Told(
+        tmp_path,
+        [f"from tape_ds import exit_codes; exit_codes.leave({left}); sys.exit({end})"],
+        restarts=0,
+    )
     assert told.run() == code and told.starts() == ["first"]
 
 
@@ -173,8 +214,12 @@ def test_a_run_that_is_finished_already_is_not_started_for_ever(tmp_path):
 def test_ranks_that_do_not_leave_are_killed(tmp_path):
     told = Told(tmp_path, ["orphan(600); killed()", "finish()"], grace=1)
     assert told.run() == 0
-    assert told.lines[0] == "ranks outlived their launcher by 1 s; those on this machine were killed"
-    assert not psutil.pid_exists(int((told.output / "orphan").read_text())) or nobody_lives(told.output)
+    assert (
+        told.lines[0] == "ranks outlived their launcher by 1 s; those on this machine were killed"
+    )
+    assert not psutil.pid_exists(int((told.output / "orphan").read_text())) or nobody_lives(
+        told.output
+    )
 
 
 def wait_for(what, seconds=120):
@@ -231,7 +276,9 @@ def test_only_ranks_are_asked_and_never_their_launcher(tmp_path):
         "sys.exit(subprocess.run([sys.executable, *sys.argv[1:]]).returncode)\n"
     )
     told = Told(tmp_path, ["lock(); (output / 'locked').touch(); wait(); save(4); stop(4)"])
-    told.spec = LaunchSpec([sys.executable, str(launcher), *told.spec.first[1:]], told.spec.again, told.output)
+    told.spec = LaunchSpec(
+        [sys.executable, str(launcher), *told.spec.first[1:]], told.spec.again, told.output
+    )
     assert stopped_when(told, (told.output / "locked").exists) == 0
     assert not (tmp_path / "told").exists()
 
@@ -245,7 +292,10 @@ def test_a_second_interrupt_kills(tmp_path, monkeypatch):
 def test_a_request_while_nothing_runs(tmp_path):
     told = Told(tmp_path, ["save(6); killed()"], backoff=600)
     assert stopped_when(told, lambda: any("restarting in" in line for line in told.lines)) == 0
-    assert told.lines[-1] == "SIGUSR1 while nothing was running; the same command continues from checkpoint-6"
+    assert (
+        told.lines[-1]
+        == "SIGUSR1 while nothing was running; the same command continues from checkpoint-6"
+    )
 
 
 @pytest.mark.parametrize(
@@ -278,9 +328,14 @@ def test_a_start_that_began_nothing_is_repeated_as_it_was(begins, starts, tmp_pa
     assert told.run() == 0 and told.starts() == starts
 
 
-@pytest.mark.parametrize(("flags", "decides"), [("", False), ("--resume auto", False), ("--start_anew", True)])
+@pytest.mark.parametrize(
+    ("flags", "decides"), [("", False), ("--resume auto", False), ("--start_anew", True)]
+)
 def test_only_a_start_that_names_its_beginning_decides(flags, decides):
-    assert keep_alive.prepare(["python", "launchers/pretrain_c4.py", *flags.split()]).first_decides is decides
+    assert (
+        keep_alive.prepare(["python", "launchers/pretrain_c4.py", *flags.split()]).first_decides
+        is decides
+    )
 
 
 @pytest.mark.parametrize(
@@ -292,7 +347,9 @@ def test_only_a_start_that_names_its_beginning_decides(flags, decides):
     ],
 )
 def test_the_folder_of_a_run_is_known(arguments, output, tmp_path):
-    (tmp_path / "mine.yaml").write_text("base: tiny\noutput_dir: there\nresume_from_checkpoint: x\n")
+    (tmp_path / "mine.yaml").write_text(
+        "base: tiny\noutput_dir: there\nresume_from_checkpoint: x\n"
+    )
     words = arguments.replace("RECIPE", str(tmp_path / "mine.yaml")).split()
     kept = keep_alive.prepare(["python", f"launchers/{words[0]}", *words[1:]])
     assert kept.output == Path(output)

@@ -76,7 +76,11 @@ def test_a_lock_of_another_process_is_seen_respected_and_given_back(hold, tmp_pa
     with pytest.raises(UserError, match=f"process {process.pid}"):
         RunLock(tmp_path, 1).acquire()
     (holder,) = run_lock.living(tmp_path)
-    assert (holder.rank, holder.pid, holder.host) == (1, process.pid, socket.gethostname()) and holder.is_here
+    assert (holder.rank, holder.pid, holder.host) == (
+        1,
+        process.pid,
+        socket.gethostname(),
+    ) and holder.is_here
     assert json.loads((tmp_path / "ranks" / "rank-1").read_text())["command"] == " ".join(sys.argv)
     process.release()
     assert run_lock.living(tmp_path) == [] == run_lock.named(tmp_path)
@@ -86,7 +90,9 @@ def test_a_killed_holder_holds_nothing_and_is_replaced(hold, tmp_path):
     """Nor does a child that it forked, such as a data-loader worker."""
     process = hold(tmp_path, 0, forks=True)
     process.kill()
-    assert run_lock.living(tmp_path) == [] and [each.pid for each in run_lock.named(tmp_path)] == [process.pid]
+    assert run_lock.living(tmp_path) == [] and [each.pid for each in run_lock.named(tmp_path)] == [
+        process.pid
+    ]
     lock = RunLock(tmp_path, 0)
     lock.acquire()
     assert [holder.pid for holder in run_lock.living(tmp_path)] == [os.getpid()]
@@ -96,7 +102,9 @@ def test_a_killed_holder_holds_nothing_and_is_replaced(hold, tmp_path):
 def asked_by_another(output) -> list:
     """Numbers of the living, as another process sees them."""
     mine, theirs = FORK.Pipe()
-    process = FORK.Process(target=lambda: theirs.send([holder.pid for holder in run_lock.living(output)]))
+    process = FORK.Process(
+        target=lambda: theirs.send([holder.pid for holder in run_lock.living(output)])
+    )
     process.start()
     found = mine.recv()
     process.join()
@@ -130,7 +138,9 @@ def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch, caplog)
     lock = RunLock(tmp_path, 0)
     with caplog.at_level(logging.WARNING):
         lock.acquire()
-        assert not run_lock.living(tmp_path) and [each.pid for each in run_lock.named(tmp_path)] == [os.getpid()]
+        assert not run_lock.living(tmp_path) and [
+            each.pid for each in run_lock.named(tmp_path)
+        ] == [os.getpid()]
         lock.release()
     assert caplog.text.count("has no locks") == 1
 
@@ -157,4 +167,6 @@ def test_a_folder_that_is_not_shared_is_refused(is_shared, tmp_path, monkeypatch
         lock.parent.mkdir()
         lock.write_text('{"rank": 0, "pid": 71, "host": "far", "started": "", "command": ""}\n')
     found = run_lock.not_shared(tmp_path, AsRank1())
-    assert [problem.field for problem in found] == ([] if is_shared else ["output_dir on node_rank 1 (near)"])
+    assert [problem.field for problem in found] == (
+        [] if is_shared else ["output_dir on node_rank 1 (near)"]
+    )

@@ -53,7 +53,13 @@ def test_nothing_is_judged_before_enough_is_known(window):
 
 @pytest.mark.parametrize(
     ("level", "next_loss", "found"),
-    [(2.0, 2.07, False), (2.0, 2.09, True), (0.0, 0.007, False), (0.0, 0.009, True), (2.0, 0.1, False)],
+    [
+        (2.0, 2.07, False),
+        (2.0, 2.09, True),
+        (0.0, 0.007, False),
+        (0.0, 0.009, True),
+        (2.0, 0.1, False),
+    ],
 )
 def test_a_constant_history_makes_no_spike_of_a_ripple(level, next_loss, found):
     """Half a percent of the level, or a thousandth of a nat, counts as one deviation; a fall is never a spike."""

@@ -48,7 +48,9 @@ def test_a_signal_is_the_reason_and_the_first_counts(number, request_here):
     os.kill(os.getpid(), number)
     os.kill(os.getpid(), signal.SIGUSR1)
     os.kill(os.getpid(), signal.SIGTERM)
-    assert request_here.reason == signal.Signals(number).name and not request_here.reason.startswith(stopping.LAUNCHER)
+    assert request_here.reason == signal.Signals(
+        number
+    ).name and not request_here.reason.startswith(stopping.LAUNCHER)
 
 
 def test_a_second_ctrl_c_interrupts_but_not_the_same_one_again(request_here, monkeypatch):
@@ -79,7 +81,9 @@ def above(monkeypatch):
 
     def put(*lines):
         chain = [mock.Mock(**{"cmdline.return_value": line}) for line in lines]
-        monkeypatch.setattr(stopping.psutil, "Process", lambda: mock.Mock(**{"parents.return_value": chain}))
+        monkeypatch.setattr(
+            stopping.psutil, "Process", lambda: mock.Mock(**{"parents.return_value": chain})
+        )
 
     return put
 
@@ -89,11 +93,29 @@ def above(monkeypatch):
     [
         (["python", "-m", "deepspeed.launcher.runner", "--num_gpus=4", "x.py"], True, "4"),
         (["python", "/v/bin/deepspeed", "--num_accelerators", "2", "x.py"], True, None),
-        (["python", "/v/bin/tape-ds", "keep-alive", "tape-ds", "extend", "--num_gpus", "2"], True, "2"),
+        (
+            ["python", "/v/bin/tape-ds", "keep-alive", "tape-ds", "extend", "--num_gpus", "2"],
+            True,
+            "2",
+        ),
         (["/v/bin/torchrun", "x.py"], True, None),
         (["bash", "-c", "deepspeed x.py"], False, None),
         (["python", "-m", "my.deepspeed"], False, None),
-        (["/usr/bin/python3.11", "-X", "dev", "-u", "-m", "tape_ds", "extend", "--num_gpus", "8"], True, "8"),
+        (
+            [
+                "/usr/bin/python3.11",
+                "-X",
+                "dev",
+                "-u",
+                "-m",
+                "tape_ds",
+                "extend",
+                "--num_gpus",
+                "8",
+            ],
+            True,
+            "8",
+        ),
         (["tmux", "new", "-s", "tape-ds"], False, None),
         (["python", "watch.py", "tape_ds"], False, None),
         (["python"], False, None),
@@ -233,7 +255,10 @@ def of_session(leader):
     found = []
     for number in psutil.pids():
         try:
-            if os.getsid(number) == leader and psutil.Process(number).status() != psutil.STATUS_ZOMBIE:
+            if (
+                os.getsid(number) == leader
+                and psutil.Process(number).status() != psutil.STATUS_ZOMBIE
+            ):
                 found.append(number)
         except (ProcessLookupError, psutil.Error):
             continue
@@ -259,7 +284,9 @@ def test_workers_outlive_a_signal_to_the_whole_group(started):
     assert is_empty_within(rank.pid, 60)
 
 
-@pytest.mark.parametrize("end", ["stopping.kill_children()", "os.kill(os.getpid(), signal.SIGKILL)"])
+@pytest.mark.parametrize(
+    "end", ["stopping.kill_children()", "os.kill(os.getpid(), signal.SIGKILL)"]
+)
 def test_workers_end_with_their_rank(end, started):
     """Also in the middle of a sequence that takes long."""
     rank = started(end, seconds=3600)

@@ -20,7 +20,8 @@ from tape_ds.resilience import watchdog
 from tape_ds.resilience.watchdog import Beat, Watchdog, who_is_behind
 
 HERE = socket.gethostname()
-FORK = multiprocessing.get_context("fork")  # everything is imported already; a new interpreter takes seconds
+# everything is imported already; a new interpreter takes seconds
+FORK = multiprocessing.get_context("fork")
 
 
 class Child:
@@ -88,7 +89,9 @@ def until(what: Callable[[], Any]) -> None:
         time.sleep(0.01)
 
 
-def start_pair(start: Callable[..., Child], folder: Path, who: int | None, phase: str = "") -> list[Child]:
+def start_pair(
+    start: Callable[..., Child], folder: Path, who: int | None, phase: str = ""
+) -> list[Child]:
     """Two ranks."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -112,7 +115,9 @@ def test_the_rank_that_the_others_wait_for_is_named(start, tmp_path, who, phase)
     assert (hanging.code(), waits.code()) == (4, 4), hanging.err.read_text() + waits.err.read_text()
     assert hanging.out.read_text() == "in the buffer\n", "what was printed is not lost"
     told = waits.err.read_text()
-    assert f"watchdog on rank {1 - who}: no progress for " in told and "at step 3 in backward" in told
+    assert (
+        f"watchdog on rank {1 - who}: no progress for " in told and "at step 3 in backward" in told
+    )
     assert f"rank {who} is missing: last seen in '{phase}' of step 3 " in told
     assert f"(process {hanging.process.pid} on {HERE})" in told
     assert f"at step 3 in {phase}; the other ranks wait for this one" in hanging.err.read_text()
@@ -129,7 +134,11 @@ def test_a_stopped_rank_does_not_hold_up_the_others(start, tmp_path, who, monkey
     os.kill(pair[who].process.pid, signal.SIGSTOP)
     other = pair[1 - who]
     assert other.code() == 4, other.err.read_text()
-    said = "the job's store does not answer: rank 0" if who == 0 else "rank 1 is missing: last seen in '"
+    said = (
+        "the job's store does not answer: rank 0"
+        if who == 0
+        else "rank 1 is missing: last seen in '"
+    )
     assert said in other.err.read_text()
     assert (tmp_path / f"rank-{1 - who}.txt").is_file()
 
@@ -144,21 +153,37 @@ def bites_after(dog, monkeypatch, at_each_tick=lambda seconds: None):
         return clock[0] > 1e5
 
     monkeypatch.setattr(dog, "_closed", SimpleNamespace(wait=wait))
-    own = {"monotonic": lambda: clock[0], "time": time.time, "strftime": time.strftime, "sleep": time.sleep}
+    own = {
+        "monotonic": lambda: clock[0],
+        "time": time.time,
+        "strftime": time.strftime,
+        "sleep": time.sleep,
+    }
     monkeypatch.setattr(watchdog, "time", SimpleNamespace(**own))
     dog._watch()
     return clock[0]
 
 
-def test_progress_is_left_alone_and_a_save_may_take_four_times_as_long(tmp_path, ended, monkeypatch):
+def test_progress_is_left_alone_and_a_save_may_take_four_times_as_long(
+    tmp_path, ended, monkeypatch
+):
     dog = Watchdog(tmp_path, 0, 1, 60)
-    assert 300 < bites_after(dog, monkeypatch, lambda now: dog.beat(int(now), "forward") if now < 250 else None) < 320
+    assert (
+        300
+        < bites_after(
+            dog, monkeypatch, lambda now: dog.beat(int(now), "forward") if now < 250 else None
+        )
+        < 320
+    )
     dog.beat(400, "saving")
     assert 240 < bites_after(dog, monkeypatch) < 250
     dog.beat(400, "backward")  # some rank works on its data until 250
-    working = bites_after(dog, monkeypatch, lambda now: vars(dog).update(_job_work=now) if now < 250 else None)
+    working = bites_after(
+        dog, monkeypatch, lambda now: vars(dog).update(_job_work=now) if now < 250 else None
+    )
     assert 300 < working < 320
-    dog.beat(401, "forward")  # Ctrl-Z for longer than the limit, then fg: a stopped process did not hang
+    # Ctrl-Z for longer than the limit, then fg: a stopped process did not hang
+    dog.beat(401, "forward")
     assert 1000 < bites_after(dog, monkeypatch, lambda now: 1000 if now == 10 else 0) < 1070
     assert ended == [4, 4, 4, 4]
 
@@ -178,7 +203,9 @@ def test_stacks_that_cannot_be_written_are_printed(tmp_path, ended, capfd):
     assert "test_stacks_that_cannot_be_written" in capfd.readouterr().err
 
 
-def test_another_ranks_work_is_progress_of_all_and_its_alarm_ends_this_one_too(tmp_path, ended, monkeypatch):
+def test_another_ranks_work_is_progress_of_all_and_its_alarm_ends_this_one_too(
+    tmp_path, ended, monkeypatch
+):
     """A rank may wait in a collective for one that still tokenises. Each rank's clock starts at its own last word: the
     first to bite must not end the others without their stacks."""
     monkeypatch.setattr(watchdog, "GRACE_SECONDS", 0.2)
@@ -196,20 +223,31 @@ def test_another_ranks_work_is_progress_of_all_and_its_alarm_ends_this_one_too(t
 def beats(*places) -> list[Beat | None]:
     """Words at these places; None for a rank that was never heard of."""
     now = time.time() - 55
-    return [place and Beat(*place[:2], place[2:] == (True,), "data", now, "process 4711 on x") for place in places]
+    return [
+        place and Beat(*place[:2], place[2:] == (True,), "data", now, "process 4711 on x")
+        for place in places
+    ]
 
 
 @pytest.mark.parametrize(
     ("rank", "places", "text"),
     [
-        (0, [(12, 3), (12, 0)], "rank 1 is missing: last seen in 'data' of step 12 55 s ago (process 4711 on x)"),
+        (
+            0,
+            [(12, 3), (12, 0)],
+            "rank 1 is missing: last seen in 'data' of step 12 55 s ago (process 4711 on x)",
+        ),
         (1, [(12, 3), (12, 0)], "the other ranks wait for this one"),
         (0, [(12, 0), (11, 9)], "rank 1 is missing: last seen in 'data' of step 11"),
         (2, [(12, 3), (12, 0), (12, 3)], None),
         (0, [(12, 3), None], "rank 1 is missing: never seen"),
         (0, [(12, 3, True), (12, 3)], "rank 1 is missing"),
         (0, [(12, 2, True), (12, 3)], "the other ranks wait for this one"),
-        (0, [(12, 3), (12, 3)], "all ranks are at the same place: a deadlock, a dead network, or work that"),
+        (
+            0,
+            [(12, 3), (12, 3)],
+            "all ranks are at the same place: a deadlock, a dead network, or work that",
+        ),
         (1, [(12, 3), (12, 3)], None),
         (0, [(12, 3), *[(12, 0)] * 9], "; 5 more ranks are missing"),
         (1, [], "the job's store does not answer: rank 0"),

@@ -17,7 +17,11 @@ def tokenizer(split="words", room=0, begin=False):
     else:
         plain.pre_tokenizer = pre_tokenizers.Whitespace()
     form = "<s> " * begin + "$A" + " [R]" * room
-    plain.post_processor = processors.TemplateProcessing(single=form, special_tokens=[("<s>", 1), ("[R]", 3)])
-    found = PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="?", bos_token="<s>", eos_token="</s>")
+    plain.post_processor = processors.TemplateProcessing(
+        single=form, special_tokens=[("<s>", 1), ("[R]", 3)]
+    )
+    found = PreTrainedTokenizerFast(
+        tokenizer_object=plain, unk_token="?", bos_token="<s>", eos_token="</s>"
+    )
     found.chat_template = CHAT
     return found

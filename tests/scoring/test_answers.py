@@ -23,7 +23,9 @@ def test_it_is_the_loss_of_the_answers_tokens(model):
     for one in sequences:
         logits_TV = model(one.input_ids_1T).logits[0, -one.targets - 1 : -1].double()
         targets_T = one.input_ids_1T[0, -one.targets :]
-        sums.append(float(torch.nn.functional.cross_entropy(logits_TV, targets_T, reduction="sum").detach()))
+        sums.append(
+            float(torch.nn.functional.cross_entropy(logits_TV, targets_T, reduction="sum").detach())
+        )
         right += int((logits_TV.argmax(-1) == targets_T).sum())
     found = answers.score(model, sequences)
     assert found.nll == pytest.approx(sum(sums) / 12, rel=1e-5)

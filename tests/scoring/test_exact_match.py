@@ -80,7 +80,11 @@ def test_each_answer_is_judged_by_the_token_before_it_wherever_it_stands(model):
         answers_T[0], answers_T[-1] = False, True
         with torch.no_grad():
             right_T = model(input_ids=ids_T[None]).logits[0, :-1].argmax(dim=-1) == ids_T[1:]
-        samples.append(GeneratedSample(tuple(map(str, ids_T.tolist())), tuple(answers_T.nonzero()[:, 0].tolist())))
+        samples.append(
+            GeneratedSample(
+                tuple(map(str, ids_T.tolist())), tuple(answers_T.nonzero()[:, 0].tolist())
+            )
+        )
         expected.append(right_T[answers_T[1:]].tolist())
     assert judge(model, VOCABULARY, samples) == expected
     assert len({each for one in expected for each in one}) == 2
@@ -89,7 +93,9 @@ def test_each_answer_is_judged_by_the_token_before_it_wherever_it_stands(model):
 def test_the_interval_is_wilsons_of_the_sequences():
     """Known values: of 10 of 10 [0.7225, 1], of 50 of 100 [0.4038, 0.5962]."""
     assert AnswerCount(32, "", 10, 10, 10, 0.5).interval == pytest.approx((0.7225, 1.0), abs=1e-4)
-    assert AnswerCount(32, "", 100, 100, 50, 0.5).interval == pytest.approx((0.4038, 0.5962), abs=1e-4)
+    assert AnswerCount(32, "", 100, 100, 50, 0.5).interval == pytest.approx(
+        (0.4038, 0.5962), abs=1e-4
+    )
     many = AnswerCount(32, "", 100, 1600, 800, 0.5)
     assert many.share == 0.5 and many.interval == AnswerCount(32, "", 100, 100, 50, 0.5).interval
 

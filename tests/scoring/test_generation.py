@@ -65,7 +65,13 @@ def test_a_checkpoint_s_own_settings_do_not_count():
     model = tiny_model()
     expected = greedy(model, PROMPTS)
     own = GenerationConfig(
-        do_sample=True, temperature=5.0, top_k=7, repetition_penalty=3.0, num_beams=2, min_new_tokens=3, eos_token_id=2
+        do_sample=True,
+        temperature=5.0,
+        top_k=7,
+        repetition_penalty=3.0,
+        num_beams=2,
+        min_new_tokens=3,
+        eos_token_id=2,
     )
     model.generation_config = own
     assert greedy(model, PROMPTS) == expected

@@ -14,7 +14,9 @@ from tools.experiments import inspected_models
 def views(model, ids, layers=(1, 2, 3), positions=None):
     """Every layer's view by number, and the logits."""
     found = {}
-    logits = inspection.inspect(model, ids, layers, lambda view: found.update({view.number: view}), positions)
+    logits = inspection.inspect(
+        model, ids, layers, lambda view: found.update({view.number: view}), positions
+    )
     return found, logits
 
 
@@ -37,7 +39,8 @@ def test_an_environment_that_asks_for_another_attention_is_named(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("encoding", "kind"), [("rope", "dot product"), ("tape", "dot product"), ("alibi", "score bias"), ("cope", None)]
+    ("encoding", "kind"),
+    [("rope", "dot product"), ("tape", "dot product"), ("alibi", "score bias"), ("cope", None)],
 )
 def test_an_encoding_has_its_kind_of_positions(encoding, kind):
     positions = views(tiny_model(encoding=encoding), tokens(1, 24)[0], layers=[3])[0][3].positions
@@ -50,10 +53,14 @@ def test_rope_s_dot_products_are_its_cosines():
     found, _ = views(tiny_model(encoding="rope"), tokens(1, 24)[0], positions=places)
     angles_TTC = (places[:, None] - places)[..., None] * 10_000.0 ** -(torch.arange(0, 8, 2) / 8)
     for view in found.values():
-        torch.testing.assert_close(view.positions.matrix()[0], angles_TTC.cos().mean(dim=-1), rtol=0, atol=2e-6)
+        torch.testing.assert_close(
+            view.positions.matrix()[0], angles_TTC.cos().mean(dim=-1), rtol=0, atol=2e-6
+        )
 
 
-@pytest.mark.parametrize(("encoding", "columns"), [("tape", 8), ("tape separate", 8), ("tape flattened", 16)])
+@pytest.mark.parametrize(
+    ("encoding", "columns"), [("tape", 8), ("tape separate", 8), ("tape flattened", 16)]
+)
 def test_tape_s_dot_products_are_those_of_the_states_each_layer_reads(encoding, columns):
     model, ids = tiny_model(encoding=encoding), tokens(1, 24)[0]
     read = []
@@ -67,7 +74,9 @@ def test_tape_s_dot_products_are_those_of_the_states_each_layer_reads(encoding, 
         assert e_GTC.shape[-1] == columns
         products = e_GTC @ e_GTC.mT / (columns / 2)
         torch.testing.assert_close(found[number].positions.matrix(), products, rtol=1e-5, atol=1e-5)
-    assert not torch.allclose(found[1].positions.matrix(), found[3].positions.matrix(), atol=0.01), "it learned nothing"
+    assert not torch.allclose(
+        found[1].positions.matrix(), found[3].positions.matrix(), atol=0.01
+    ), "it learned nothing"
 
 
 def test_alibi_s_bias_is_a_slope_times_the_distance():

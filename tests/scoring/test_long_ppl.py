@@ -61,7 +61,9 @@ def test_the_loss_over_key_tokens_is_the_formulas(other):
     key_nll, keys, nll, targets = written_out(model, judge, ids_1T)
     assert keys >= 5 and targets == 150 - SHORT
     assert (found.key_tokens, found.targets) == (keys, targets)
-    assert found.key_nll == pytest.approx(key_nll, abs=1e-4) and found.nll == pytest.approx(nll, rel=1e-5)
+    assert found.key_nll == pytest.approx(key_nll, abs=1e-4) and found.nll == pytest.approx(
+        nll, rel=1e-5
+    )
 
 
 def test_windows_are_pooled_by_their_tokens():

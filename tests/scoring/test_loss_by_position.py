@@ -42,11 +42,16 @@ def direct(model, ids_1T, span):
     spans = {}
     for target, loss in enumerate(losses.tolist(), 1):
         spans.setdefault(target // span, []).append(loss)
-    return [sum(part) / len(part) for part in spans.values()], [len(part) for part in spans.values()], losses.mean()
+    return (
+        [sum(part) / len(part) for part in spans.values()],
+        [len(part) for part in spans.values()],
+        losses.mean(),
+    )
 
 
 @pytest.mark.parametrize(
-    ("length", "span", "chunk"), [(128, 32, 16), (131, 32, 7), (129, 32, 128), (50, 64, 1), (2, 2, 5)]
+    ("length", "span", "chunk"),
+    [(128, 32, 16), (131, 32, 7), (129, 32, 128), (50, 64, 1), (2, 2, 5)],
 )
 def test_equals_the_full_logits(length, span, chunk):
     model, ids_1T = tiny_llama(), document(length)
@@ -70,7 +75,9 @@ def test_logits_are_bounded_and_no_grad_is_kept():
     model.lm_head.register_forward_hook(note)
     score(model, document(100), 32, chunk=16)
     assert max(shape.numel() for shape in shapes) == 16 * VOCABULARY
-    assert graphs == [None] * (7 + 2), "and two of one token, by which the head is found to give the logits"
+    assert graphs == [None] * (7 + 2), (
+        "and two of one token, by which the head is found to give the logits"
+    )
 
 
 def test_modes_are_restored_one_by_one():
@@ -88,7 +95,9 @@ def test_modes_are_restored_one_by_one():
 def test_peft_model_is_scored_with_its_adapter():
     model, ids_1T = tiny_llama(), document(70)
     plain = score(model, ids_1T, 16)
-    adapted = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    adapted = get_peft_model(
+        model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    )
     found = score(adapted, ids_1T, 16, chunk=9)
     assert found.nll == pytest.approx(direct(adapted, ids_1T, 16)[0], abs=1e-5)
     assert found.nll != pytest.approx(plain.nll, abs=1e-3)
@@ -99,7 +108,9 @@ def test_peft_model_is_scored_with_its_adapter():
 
 def test_refusals():
     model = tiny_llama()
-    prompts = get_peft_model(tiny_llama(), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2))
+    prompts = get_peft_model(
+        tiny_llama(), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    )
     for scored, ids, wrong in (
         (model, document(9).repeat(2, 1), "shape"),
         (model, document(9) + VOCABULARY, "vocabulary of 101"),
@@ -110,7 +121,10 @@ def test_refusals():
             score(scored, ids, 4)
     with pytest.raises(ValueError, match="span must be 2 or more"):
         score(model, document(9), 1)
-    model.config.auto_map, model.config.final_logit_softcapping = {"AutoModelForCausalLM": "code.Model"}, 30.0
+    model.config.auto_map, model.config.final_logit_softcapping = (
+        {"AutoModelForCausalLM": "code.Model"},
+        30.0,
+    )
     with pytest.raises(ValueError, match="its own code changes the logits of its head"):
         score(model, document(9), 4)
 
@@ -124,10 +138,22 @@ def test_refusals():
     ],
 )
 def test_a_family_that_changes_its_head_s_output_is_scored_as_it_computes(family, changes):
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-    sizes |= {"num_key_value_heads": 2, "vocab_size": VOCABULARY, "pad_token_id": 0, "initializer_range": 0.5}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    sizes |= {
+        "num_key_value_heads": 2,
+        "vocab_size": VOCABULARY,
+        "pad_token_id": 0,
+        "initializer_range": 0.5,
+    }
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes, **changes)).eval()
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(family, **sizes, **changes)
+    ).eval()
     ids = document(20)
     with torch.no_grad():
         expected = nn.functional.cross_entropy(model(ids).logits[0, :-1], ids[0, 1:])

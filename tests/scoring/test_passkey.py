@@ -37,12 +37,16 @@ def asked_in_a_run(model, tokenizer, question, **options):
 
 def replied(model, asked, **options):
     """The ids of the one reply."""
-    return [int(part) for part in asked_in_a_run(model, Numbers(), asked, **options)["reply"].split()]
+    return [
+        int(part) for part in asked_in_a_run(model, Numbers(), asked, **options)["reply"].split()
+    ]
 
 
 def generated(model, asked):
     ids_1T = torch.tensor([asked.ids])
-    new = model.generate(ids_1T, max_new_tokens=REPLY_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0)
+    new = model.generate(
+        ids_1T, max_new_tokens=REPLY_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
     return new[0, ids_1T.shape[1] :].tolist()
 
 
@@ -57,7 +61,9 @@ def test_a_plain_llama_is_asked_too_with_its_adapter():
     model = tiny_llama().eval()
     plain = replied(model, prompt(), chunk=16)
     assert plain == generated(model, prompt())
-    adapted = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    adapted = get_peft_model(
+        model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    )
     assert replied(adapted, prompt()) == generated(adapted, prompt()) != plain
 
 
@@ -81,7 +87,9 @@ def test_without_a_cache_the_replies_are_the_same(encoding, watched):
     calls, logits = watched(model)
     with_cache = [replied(model, prompt(seed=seed, new_tokens=5), chunk=16) for seed in range(3)]
     cached, calls[:], logits[:] = list(logits), [], []
-    assert with_cache == [replied(model, prompt(seed=seed, new_tokens=5), use_cache=False) for seed in range(3)]
+    assert with_cache == [
+        replied(model, prompt(seed=seed, new_tokens=5), use_cache=False) for seed in range(3)
+    ]
     assert all(len(ids) == 5 for ids in with_cache)
     assert calls.count("model") == 3 * 5, "the whole text, for every new token"
     # 40 tokens are 3 pieces, of which the last one gives a token
@@ -121,12 +129,18 @@ def test_an_oracle_finds_every_key_and_a_short_sight_none():
         return [asked_in_a_run(model, Letters(), each, chunk=300) for each in asked]
 
     oracle = [found(Reader(10_000), asked) for asked in of_length]
-    assert [PASSKEYS.counts(rows) for rows in oracle] == [{"trials": 3, "correct": 3, "accuracy": 1.0}] * 2
+    assert [PASSKEYS.counts(rows) for rows in oracle] == [
+        {"trials": 3, "correct": 3, "accuracy": 1.0}
+    ] * 2
     assert [rows[0]["tokens"] for rows in oracle] == [1990, 990]
     assert oracle[1][0]["reply"].startswith(f" {prompts[3].key}.")
-    blind = [found(Reader(100), [each for each in asked if each.depth < 0.9]) for asked in of_length]
+    blind = [
+        found(Reader(100), [each for each in asked if each.depth < 0.9]) for asked in of_length
+    ]
     assert [PASSKEYS.counts(rows)["accuracy"] for rows in blind] == [0.0, 0.0]
-    assert {row["reply"] for rows in blind for row in rows} == {""}, "text after the end is no reply"
+    assert {row["reply"] for rows in blind for row in rows} == {""}, (
+        "text after the end is no reply"
+    )
 
 
 def test_a_reply_that_stops_at_its_end_has_the_same_row():
@@ -162,8 +176,24 @@ def row_of(reply, **fields):
 def test_what_is_stored_of_a_reply():
     rows = [row_of(" 7.", trial=0, depth=0.25), row_of(" no", trial=1, depth=0.75)]
     assert rows == [
-        {"trial": 0, "tokens": 64, "depth": 0.25, "key": 7, "reply": " 7.", "same_ids": True, "right": True},
-        {"trial": 1, "tokens": 64, "depth": 0.75, "key": 7, "reply": " no", "same_ids": False, "right": False},
+        {
+            "trial": 0,
+            "tokens": 64,
+            "depth": 0.25,
+            "key": 7,
+            "reply": " 7.",
+            "same_ids": True,
+            "right": True,
+        },
+        {
+            "trial": 1,
+            "tokens": 64,
+            "depth": 0.75,
+            "key": 7,
+            "reply": " no",
+            "same_ids": False,
+            "right": False,
+        },
     ]
     assert PASSKEYS.counts(rows) == {"trials": 2, "correct": 1, "accuracy": 0.5}
 
@@ -172,7 +202,9 @@ def test_a_reply_that_reads_like_a_number_that_is_none(tmp_path, capsys):
     rows = [row_of(text) for text in ("nan", "-inf", "inf")]
     del rows[2]["same_ids"]  # as in older results
     found = {"length": 64, **PASSKEYS.counts(rows), "replies": rows}
-    path = results.save(results.collect(command=["a"]).finish({"passkeys": [found]}), tmp_path / "a.json")
+    path = results.save(
+        results.collect(command=["a"]).finish({"passkeys": [found]}), tmp_path / "a.json"
+    )
     tables.print_passkeys({"one": results.load(path).figures["passkeys"]}, 64)
     shown = capsys.readouterr().out
     assert all(f"'{text}' for 7 at 50%" in shown for text in ("nan", "-inf", "inf"))

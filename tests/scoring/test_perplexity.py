@@ -18,7 +18,9 @@ def direct(model, documents, length):
         for start in range(0, document_1T.shape[1] - length + 1, length):
             block_1T = document_1T[:, start : start + length]
             logits_TV = model.eval()(block_1T).logits[0].double()
-            losses += nn.functional.cross_entropy(logits_TV[:-1], block_1T[0, 1:], reduction="none").tolist()
+            losses += nn.functional.cross_entropy(
+                logits_TV[:-1], block_1T[0, 1:], reduction="none"
+            ).tolist()
     return math.fsum(losses) / len(losses), len(losses)
 
 
@@ -28,7 +30,9 @@ def test_equals_the_full_logits(length):
     model, documents = tiny_llama(), [document(100), document(131, seed=1)]
     found = score(model, documents, length)
     nll, targets = direct(model, documents, length)
-    assert found.nll == pytest.approx(nll, abs=1e-5) and found.value == pytest.approx(math.exp(nll), rel=1e-4)
+    assert found.nll == pytest.approx(nll, abs=1e-5) and found.value == pytest.approx(
+        math.exp(nll), rel=1e-4
+    )
     blocks = 100 // length + 131 // length
     assert (found.blocks, found.targets) == (blocks, targets) and targets == blocks * (length - 1)
 

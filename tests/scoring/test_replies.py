@@ -13,7 +13,13 @@ from transformers import (
 )
 from transformers import Lfm2Config as LfmConfig
 
-from tape_ds.scoring.replies import replies_about, replies_sharing, reply, shared_beginning, why_unshared
+from tape_ds.scoring.replies import (
+    replies_about,
+    replies_sharing,
+    reply,
+    shared_beginning,
+    why_unshared,
+)
 from tests.models.helpers import VOCABULARY, tiny_model, tokens
 
 SIZES = {
@@ -28,10 +34,17 @@ SIZES = {
     "initializer_range": 0.2,
     "pad_token_id": 0,
 }
-YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
 CONFIGS = {
     "llama yarn": LlamaConfig(**SIZES, rope_parameters=YARN),
-    "gemma2": Gemma2Config(**SIZES, sliding_window=16, attn_logit_softcapping=2.0, final_logit_softcapping=5.0),
+    "gemma2": Gemma2Config(
+        **SIZES, sliding_window=16, attn_logit_softcapping=2.0, final_logit_softcapping=5.0
+    ),
     "gemma3": Gemma3TextConfig(**SIZES, sliding_window=16),
     "mistral window": MistralConfig(**SIZES, sliding_window=16),
     "gpt_neox": GPTNeoXConfig(**SIZES),
@@ -47,10 +60,17 @@ def model_of(name):
 
 
 def generated(model, ids, ends=()):
-    options = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "eos_token_id": list(ends) or None, "pad_token_id": 0}
+    options = {
+        "max_new_tokens": NEW_TOKENS,
+        "do_sample": False,
+        "eos_token_id": list(ends) or None,
+        "pad_token_id": 0,
+    }
     model.generation_config.eos_token_id = None
     ids_1T = torch.tensor([ids])
-    return model.generate(ids_1T, attention_mask=torch.ones_like(ids_1T), **options)[0, len(ids) :].tolist()
+    return model.generate(ids_1T, attention_mask=torch.ones_like(ids_1T), **options)[
+        0, len(ids) :
+    ].tolist()
 
 
 def text(seed, length=60):
@@ -77,7 +97,9 @@ def test_a_shared_text_gives_each_question_the_reply_that_it_gets_alone(name):
     shared = text(3)
     questions = [text(seed, length=7 + seed) for seed in (4, 5, 6)]
     found = list(replies_about(model, shared, questions, new_tokens=NEW_TOKENS, chunk=25))
-    assert found == [reply(model, shared + question, new_tokens=NEW_TOKENS, chunk=25) for question in questions]
+    assert found == [
+        reply(model, shared + question, new_tokens=NEW_TOKENS, chunk=25) for question in questions
+    ]
 
 
 @pytest.mark.parametrize("name", ["llama yarn", "gemma2", "tape"])
@@ -109,7 +131,12 @@ def test_a_shared_beginning_leaves_each_prompt_a_token():
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (LlamaConfig(**SIZES, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}), "dynamic"),
+        (
+            LlamaConfig(
+                **SIZES, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+            ),
+            "dynamic",
+        ),
         (
             Phi3Config(
                 **SIZES,
@@ -133,4 +160,6 @@ def test_models_that_read_a_text_otherwise_with_its_question_are_named(config, r
 
 def test_a_reply_without_a_cache_is_the_same():
     model = model_of("gemma2")
-    assert reply(model, text(7), new_tokens=5, use_cache=False) == reply(model, text(7), new_tokens=5)
+    assert reply(model, text(7), new_tokens=5, use_cache=False) == reply(
+        model, text(7), new_tokens=5
+    )

@@ -14,7 +14,9 @@ EXTENDED = {**examples.MODEL, "rope_parameters": {"original_max_position_embeddi
 
 
 def column(name, **records):
-    return Column(name, {kind: Record(f"{name}/{kind}.json", kind, each) for kind, each in records.items()})
+    return Column(
+        name, {kind: Record(f"{name}/{kind}.json", kind, each) for kind, each in records.items()}
+    )
 
 
 def demo():
@@ -31,7 +33,10 @@ def said(*columns):
 def rows(*columns):
     """The only card's table: row -> cells."""
     (text,) = report_answer.answers(columns)
-    head, *body = (re.findall(r"<t[hd].*?>(.*?)</t[hd]>", row, re.S) for row in re.findall(r"<tr>.*?</tr>", text, re.S))
+    head, *body = (
+        re.findall(r"<t[hd].*?>(.*?)</t[hd]>", row, re.S)
+        for row in re.findall(r"<tr>.*?</tr>", text, re.S)
+    )
     strip = [[re.sub(r"<.*?>", "", cell).replace("&#39;", "'") for cell in row] for row in body]
     return {name: dict(zip(head[1:], cells, strict=True)) for name, *cells in strip}
 
@@ -46,7 +51,11 @@ def test_passkeys_and_losses_of_a_run_beside_its_base():
     )
     assert "tape-ds evaluate ruler asks more" in remarks[0]
     found = rows(column("demo", run=demo()))
-    assert list(found["Loss past 8k"]) == ["untouched base", "yarn x2, untrained", "tape+lora, trained"]
+    assert list(found["Loss past 8k"]) == [
+        "untouched base",
+        "yarn x2, untrained",
+        "tape+lora, trained",
+    ]
     assert found["Loss past 8k"]["yarn x2, untrained"] == "1.717\n-0.659 from the base"
     assert found["Short lengths: loss to 8k"]["yarn x2, untrained"] == "2.071\n+0.029 from the base"
     by_loss = found["Usable length by loss (at most the base's mean to 8k, 2.042)"]
@@ -58,15 +67,27 @@ def test_rulers_effective_length_comes_before_passkeys():
     own = column("demo", run=demo(), ruler=examples.ruler(lambda n: 5 if n <= 8192 else 3))
     words, remarks = said(base, own)
     assert list(words) == ["demo"], "the base is beside it"
-    assert words["demo"].startswith("Usable length by RULER&#39;s rule (85.6 %): 8k (probability 100 %); ")
+    assert words["demo"].startswith(
+        "Usable length by RULER&#39;s rule (85.6 %): 8k (probability 100 %); "
+    )
     assert "the untouched base: 4k (probability 100 %)." in words["demo"]
-    assert "2 of its 13 tasks, 5 questions of each at each length, essays from package:x/*.md" in remarks[0]
+    assert (
+        "2 of its 13 tasks, 5 questions of each at each length, essays from package:x/*.md"
+        in remarks[0]
+    )
     assert "Its threshold is one of all 13 tasks." in remarks[0]
     found = rows(base, own)
     assert not any("passkeys" in name for name in found)
-    assert found["Usable length by its own rule (85 % of its score at 4k)"]["tape+lora, trained"].startswith("8k ")
-    assert found["RULER's mean at 16k, %"]["tape+lora, trained"].startswith("60.0 (30 to 90)\n+60.0 (")
-    assert found["RULER's mean at 4k, %"]["tape+lora, trained"] == "100.0 (100 to 100)\n+0.0 (+0 to +0) from the base"
+    assert found["Usable length by its own rule (85 % of its score at 4k)"][
+        "tape+lora, trained"
+    ].startswith("8k ")
+    assert found["RULER's mean at 16k, %"]["tape+lora, trained"].startswith(
+        "60.0 (30 to 90)\n+60.0 ("
+    )
+    assert (
+        found["RULER's mean at 4k, %"]["tape+lora, trained"]
+        == "100.0 (100 to 100)\n+0.0 (+0 to +0) from the base"
+    )
 
 
 def test_rulers_questions_that_the_run_asked():
@@ -77,9 +98,17 @@ def test_rulers_questions_that_the_run_asked():
         *examples.ruler_rows("tape+lora, trained", lambda n: 5),
     ]
     words, remarks = said(column("demo", run=run))
-    assert "16k, the longest asked (probability 100 %); the untouched base: 4k (probability 100 %)." in words["demo"]
-    assert "niah_multikey_2, vt of its 13 tasks, asked by the run itself, 5 questions of each" in remarks[0]
-    (row,) = (cells for name, cells in rows(column("demo", run=run)).items() if "RULER's rule" in name)
+    assert (
+        "16k, the longest asked (probability 100 %); the untouched base: 4k (probability 100 %)."
+        in words["demo"]
+    )
+    assert (
+        "niah_multikey_2, vt of its 13 tasks, asked by the run itself, 5 questions of each"
+        in remarks[0]
+    )
+    (row,) = (
+        cells for name, cells in rows(column("demo", run=run)).items() if "RULER's rule" in name
+    )
     assert row["yarn x2, untrained"] == "below 4k (probability 0 %)"
 
 
@@ -99,7 +128,9 @@ def test_the_base_is_the_one_that_the_run_names():
 
 def test_differences_that_the_evaluation_took_are_shown_with_their_base():
     own = examples.ruler(lambda n: 4, model=EXTENDED)
-    own.figures["differences"] = [{"length": 4096, "tasks": 2, "base": 0.9, "difference": -0.1, "low": -0.3, "high": 0}]
+    own.figures["differences"] = [
+        {"length": 4096, "tasks": 2, "base": 0.9, "difference": -0.1, "low": -0.3, "high": 0}
+    ]
     own.figures["against"] = "runs/evaluation/smollm2"
     (cell,) = rows(column("demo", ruler=own))["RULER's mean at 4k, %"].values()
     assert cell.endswith("\n-10.0 (-30 to +0) from runs/evaluation/smollm2")

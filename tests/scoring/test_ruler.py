@@ -10,7 +10,12 @@ from tape_ds.scoring import ruler
 def replies(shares, samples=100, tasks=("vt", "cwe")):
     """Replies of which each length's share is right, in every task."""
     return [
-        {"task": task, "length": length, "tokens": length - 30, "score": float(number < share * samples)}
+        {
+            "task": task,
+            "length": length,
+            "tokens": length - 30,
+            "score": float(number < share * samples),
+        }
         for task in tasks
         for length, share in shares.items()
         for number in range(samples)
@@ -43,10 +48,14 @@ def test_none_reaches_the_threshold():
 
 
 def test_the_mean_is_of_tasks_and_the_bootstrap_of_questions():
-    few = replies({4096: 1.0}, samples=4, tasks=("vt",)) + replies({4096: 0.0}, samples=400, tasks=("cwe",))
+    few = replies({4096: 1.0}, samples=4, tasks=("vt",)) + replies(
+        {4096: 0.0}, samples=400, tasks=("cwe",)
+    )
     (row,) = ruler.figures(few, seed=0)["lengths"]
     assert (row["mean"], row["low"], row["high"]) == (0.5, 0.5, 0.5)
-    assert ruler.figures(replies({4096: 0.7}), seed=3) == ruler.figures(replies({4096: 0.7}), seed=3)
+    assert ruler.figures(replies({4096: 0.7}), seed=3) == ruler.figures(
+        replies({4096: 0.7}), seed=3
+    )
     (row,) = ruler.figures(replies({4096: 0.7}), seed=0)["lengths"]
     assert row["high"] - row["low"] == pytest.approx(2 * 1.96 * (0.7 * 0.3 / 200) ** 0.5, rel=0.1)
 
@@ -55,25 +64,42 @@ def test_differences_are_of_the_same_questions():
     """Both models fail the same questions, so that the difference has no spread although the scores have."""
     base, own = replies({4096: 0.8, 8192: 0.3}), replies({4096: 0.8, 16384: 0.5})
     (row,) = ruler.figures(own, seed=0, against=base)["differences"]
-    assert (row["length"], row["base"], row["difference"], row["low"], row["high"]) == (4096, 0.8, 0.0, 0.0, 0.0)
+    assert (row["length"], row["base"], row["difference"], row["low"], row["high"]) == (
+        4096,
+        0.8,
+        0.0,
+        0.0,
+        0.0,
+    )
     (row,) = ruler.figures(replies({4096: 0.7}), seed=0, against=base)["differences"]
     assert row["difference"] == pytest.approx(-0.1) and row["low"] < -0.1 < row["high"] < 0
 
 
 def about_texts(replies_of_texts, times):
     """The same replies, each ``times`` times, to questions about one text."""
-    return [{**reply, "text": number} for number, reply in enumerate(replies_of_texts) for _ in range(times)]
+    return [
+        {**reply, "text": number}
+        for number, reply in enumerate(replies_of_texts)
+        for _ in range(times)
+    ]
 
 
 def test_questions_of_one_text_that_say_the_same_count_once():
     """Five questions about a text were taken for five independent ones: an interval less than half as wide."""
     texts = replies({4096: 0.6, 8192: 0.3}, samples=10)
-    once, five_times = ruler.figures(about_texts(texts, 1), seed=0), ruler.figures(about_texts(texts, 5), seed=0)
+    once, five_times = (
+        ruler.figures(about_texts(texts, 1), seed=0),
+        ruler.figures(about_texts(texts, 5), seed=0),
+    )
     assert five_times["lengths"] == once["lengths"] and five_times["effective"] == once["effective"]
     for single, cell in zip(once["cells"], five_times["cells"], strict=True):
         assert (cell["samples"], cell["texts"]) == (50, 10)
-        assert (cell["low"], cell["high"]) == pytest.approx((single["low"], single["high"]), abs=1e-12)
-    (row, _) = ruler.figures(about_texts(texts, 5), seed=0, against=about_texts(texts[::-1], 5))["differences"]
+        assert (cell["low"], cell["high"]) == pytest.approx(
+            (single["low"], single["high"]), abs=1e-12
+        )
+    (row, _) = ruler.figures(about_texts(texts, 5), seed=0, against=about_texts(texts[::-1], 5))[
+        "differences"
+    ]
     (expected, _) = ruler.figures(texts, seed=0, against=texts[::-1])["differences"]
     assert row == expected and row["low"] < 0 < row["high"]
 
@@ -92,11 +118,14 @@ def test_a_score_of_which_no_text_differs_has_the_interval_of_as_many_texts():
 
 
 def test_the_design_effect_by_hand():
-    low, high = ruler.interval([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0], [0, 1, 0, 1]])
+    low, high = ruler.interval(
+        [[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0], [0, 1, 0, 1]]
+    )
     # sums 4, 3, 2, 1, 2; share 12 / 20; off 1.6, 0.6, -0.4, -1.4, -0.4
     variance = (1.6**2 + 0.6**2 + 0.4**2 + 1.4**2 + 0.4**2) * 5 / 4 / 400
     effect = variance / (0.6 * 0.4 / 20)
-    independent = 20 / effect * (2.0930240544 / 2.7764451052) ** 2  # Student's t, 19 and 4 degrees of freedom
+    # Student's t, 19 and 4 degrees of freedom
+    independent = 20 / effect * (2.0930240544 / 2.7764451052) ** 2
     expected = binomtest(12, 20).proportion_ci(method="wilson")
     assert (low, high) == pytest.approx(ruler.wilson(0.6 * independent, independent), abs=1e-9)
     assert low < expected.low and high > expected.high

@@ -16,17 +16,26 @@ OURS = SimpleNamespace(fingerprint=lambda: "ours")
 def questions(task, length, answers=("7", "8"), tokens=1000):
     found = []
     for number, answer in enumerate(answers):
-        found.append(RulerQuestion(task, length, number, (5,) * tokens, 30, {"outputs": [answer]}, number))
+        found.append(
+            RulerQuestion(task, length, number, (5,) * tokens, 30, {"outputs": [answer]}, number)
+        )
     return found
 
 
 def stored(asked, haystack="ours", **config):
     rows = []
     for each in asked:
-        row = {"task": each.task, "length": each.length, "question": each.number, "tokens": len(each.ids)}
+        row = {
+            "task": each.task,
+            "length": each.length,
+            "question": each.number,
+            "tokens": len(each.ids),
+        }
         rows.append(row | {"answers": each.document["outputs"], "reply": "", "score": 0.5})
     config = {"samples": 2, "chat": False, "sentences": "nltk"} | config
-    result = results.collect(command=["ruler"], seed=0, config=config, data={"questions": "q", "text:a": haystack})
+    result = results.collect(
+        command=["ruler"], seed=0, config=config, data={"questions": "q", "text:a": haystack}
+    )
     return result.finish({"replies": rows})
 
 
@@ -36,10 +45,21 @@ def compare(asked, base, sentences="nltk"):
 
 def test_the_same_questions_are_compared_and_others_named():
     """A task whose questions were others was dropped without a word, or compared if there were as many."""
-    asked = questions("vt", 4096) + questions("vt", 8192) + questions("cwe", 4096) + questions("fwe", 4096)
-    theirs = questions("vt", 4096) + questions("cwe", 4096, answers=("7", "9")) + questions("fwe", 4096, tokens=999)
+    asked = (
+        questions("vt", 4096)
+        + questions("vt", 8192)
+        + questions("cwe", 4096)
+        + questions("fwe", 4096)
+    )
+    theirs = (
+        questions("vt", 4096)
+        + questions("cwe", 4096, answers=("7", "9"))
+        + questions("fwe", 4096, tokens=999)
+    )
     replies, left_out = compare(asked, stored(theirs))
-    assert [(row["task"], row["length"], row["score"]) for row in replies] == [("vt", 4096, 0.5)] * 2
+    assert [(row["task"], row["length"], row["score"]) for row in replies] == [
+        ("vt", 4096, 0.5)
+    ] * 2
     assert left_out == [
         "vt at 8k (it was not asked there)",
         "cwe at 4k, fwe at 4k (its questions were others, as with another tokenizer or another lm-eval)",
@@ -58,7 +78,10 @@ def test_essays_of_another_haystack_are_left_out(haystack, sentences):
 
 def test_nothing_in_common_is_refused():
     asked = questions("vt", 4096) + questions("vt", 8192)
-    with pytest.raises(UserError, match=r"--against = 'folder'.*none of these questions: vt at 4k and 8k \(it was not"):
+    with pytest.raises(
+        UserError,
+        match=r"--against = 'folder'.*none of these questions: vt at 4k and 8k \(it was not",
+    ):
         compare(asked, stored(questions("cwe", 4096)))
 
 
@@ -72,6 +95,11 @@ def test_settings_that_make_all_questions_others_are_named_together():
         "its questions were texts to continue, these are chats",
     ]
     remedies = [problem.remedy.partition(",")[0] for problem in problems]
-    assert remedies == ["give --samples 2", "give --seed 0", "give --questions_per_text 1", "leave --chat out"]
+    assert remedies == [
+        "give --samples 2",
+        "give --seed 0",
+        "give --questions_per_text 1",
+        "leave --chat out",
+    ]
     same = Namespace(against="folder", samples=2, seed=0, questions_per_text=1, chat=False)
     assert ruler_base.check(same, stored(questions("vt", 4096))) == []

@@ -14,7 +14,10 @@ from tape_ds.scoring import ruler_generators, ruler_questions
 from tape_ds.scoring.ruler_generators import QA_FILES, Generators, NoQuestionError, SortedPairs
 from tests.scoring.ruler_tokenizers import tokenizer
 
-ESSAYS = [f"Essay {number}: what Dr. Who wrote at 5 p.m. is long. It has sentences! " * 40 for number in range(40)]
+ESSAYS = [
+    f"Essay {number}: what Dr. Who wrote at 5 p.m. is long. It has sentences! " * 40
+    for number in range(40)
+]
 SQUAD = {
     "data": [
         {
@@ -59,7 +62,11 @@ def task_of_lm_eval(task, folder, length, monkeypatch):
     for named in (config, *config["metric_list"]):
         for name in named.keys() & {"custom_dataset", "process_results", "aggregation"}:
             named[name] = _import_fun_from_str(named[name])
-    config["metadata"] = {**config["metadata"], "tokenizer": str(folder), "max_seq_lengths": [length]}
+    config["metadata"] = {
+        **config["metadata"],
+        "tokenizer": str(folder),
+        "max_seq_lengths": [length],
+    }
     random.seed(0)
     np.random.seed(1234)
     return ConfigurableTask(config=config)
@@ -82,9 +89,16 @@ def same_prompts(task, length, tmp_path, monkeypatch, room=20):
     assert ours == documents[:7]
     theirs.build_all_requests(limit=7)
     asked = [request.args for request in theirs.instances]
-    assert ruler_questions.prompts(task, ours, tokenizer(), chat=False) == [prompt for prompt, _ in asked]
-    assert all(options["max_gen_toks"] == ruler_questions.reply_tokens(task) for _, options in asked)
-    assert all(prompt.endswith(document["gen_prefix"]) for (prompt, _), document in zip(asked, ours, strict=True))
+    assert ruler_questions.prompts(task, ours, tokenizer(), chat=False) == [
+        prompt for prompt, _ in asked
+    ]
+    assert all(
+        options["max_gen_toks"] == ruler_questions.reply_tokens(task) for _, options in asked
+    )
+    assert all(
+        prompt.endswith(document["gen_prefix"])
+        for (prompt, _), document in zip(asked, ours, strict=True)
+    )
 
 
 @pytest.mark.parametrize("task", ["vt", "cwe"])
@@ -117,7 +131,8 @@ def test_sorted_pairs_are_sorted():
     generator = Generator(PCG64(1))
     for _ in range(50):
         firsts, seconds = (
-            ["".join(generator.choice(list("ab-!"), generator.integers(1, 5))) for _ in range(12)] for _ in range(2)
+            ["".join(generator.choice(list("ab-!"), generator.integers(1, 5))) for _ in range(12)]
+            for _ in range(2)
         )
         expected = sorted({f"{first}-{second}" for first in firsts for second in seconds})
         pairs = SortedPairs(firsts, seconds)
@@ -140,7 +155,8 @@ def test_documents_do_not_depend_on_what_was_drawn_before():
 
 
 @pytest.mark.parametrize(
-    ("task", "split", "room"), [("vt", "letters", 0), ("cwe", "words", 1000), ("fwe", "words", 1020)]
+    ("task", "split", "room"),
+    [("vt", "letters", 0), ("cwe", "words", 1000), ("fwe", "words", 1020)],
 )
 def test_a_length_without_a_question_ends(task, split, room):
     """lm-eval tries again without end: an example of 500 letters is too short for variable tracking, for one."""
@@ -157,7 +173,11 @@ def test_essays_are_the_haystack():
     (document,) = generators().draw("niah_single_2", tokenizer(), 2048, 1, room=0)
     assert "what Dr. Who wrote" in document["input"] and document["outputs"][0] in document["input"]
     assert ruler_generators.hides_in_essays("niah_multivalue")
-    assert not any(map(ruler_generators.hides_in_essays, ("niah_single_1", "niah_multikey_3", "vt", "qa_squad")))
+    assert not any(
+        map(
+            ruler_generators.hides_in_essays, ("niah_single_1", "niah_multikey_3", "vt", "qa_squad")
+        )
+    )
 
 
 def test_questions_about_documents_come_from_the_file(tmp_path):
@@ -172,7 +192,11 @@ def test_questions_about_documents_come_from_the_file(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "wrong"),
-    [('{"data": [{"title": "a"}]}', "another form"), ("[1, 2", "as JSON"), ('{"data": []}', "no question")],
+    [
+        ('{"data": [{"title": "a"}]}', "another form"),
+        ("[1, 2", "as JSON"),
+        ('{"data": []}', "no question"),
+    ],
 )
 def test_a_file_of_another_form_is_named(tmp_path, text, wrong):
     file = tmp_path / "dev.json"

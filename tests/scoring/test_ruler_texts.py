@@ -32,8 +32,13 @@ def test_which_tasks_have_several_keys():
 def test_a_question_about_another_key():
     first, second = ruler_texts.questions_about(DOCUMENT, NEEDLE, 2, "seed")
     assert first == DOCUMENT
-    assert second["input"] == DOCUMENT["input"].replace("for red-dog mentioned", "for ad hoc-dump truck mentioned")
-    assert second["gen_prefix"] == "The special magic number for ad hoc-dump truck mentioned in the provided text is"
+    assert second["input"] == DOCUMENT["input"].replace(
+        "for red-dog mentioned", "for ad hoc-dump truck mentioned"
+    )
+    assert (
+        second["gen_prefix"]
+        == "The special magic number for ad hoc-dump truck mentioned in the provided text is"
+    )
     assert second["outputs"] == ["25"]
 
 
@@ -47,7 +52,9 @@ def test_a_key_with_two_values_is_not_asked():
 @pytest.mark.parametrize("task", SHARING)
 def test_questions_about_a_text(task, chat):
     options = {"chat": chat, "seed": None}
-    drawn = ruler_questions.draw(generators(), task, tokenizer(begin=True), 2048, 7, per_text=4, **options)
+    drawn = ruler_questions.draw(
+        generators(), task, tokenizer(begin=True), 2048, 7, per_text=4, **options
+    )
     assert [question.text for question in drawn.questions] == [0, 0, 0, 0, 1, 1, 1]
     assert [question.number for question in drawn.questions] == list(range(7))
     own = generators().draw(task, tokenizer(begin=True), 2048, 2, room=drawn.room)
@@ -60,15 +67,21 @@ def test_questions_about_a_text(task, chat):
             prefix = question.document["gen_prefix"]
             key = prefix.removesuffix(" mentioned in the provided text is").partition(" for ")[2]
             kind = "uuids" if task == "niah_multikey_3" else "numbers"
-            assert NEEDLE.format(type_needle_v=kind, key=key, value=answer) in texts[question.number]
+            assert (
+                NEEDLE.format(type_needle_v=kind, key=key, value=answer) in texts[question.number]
+            )
             assert question.document["input"].endswith(
                 f"\nWhat is the special magic {kind[:-1]} for {key} mentioned in the provided text?"
             )
             assert len(question.ids) + question.new_tokens <= 2048 and question.ids[0] == 1
-            (prompt,) = ruler_questions.prompts(task, [question.document], tokenizer(begin=True), chat=chat)
+            (prompt,) = ruler_questions.prompts(
+                task, [question.document], tokenizer(begin=True), chat=chat
+            )
             assert prompt.endswith(prefix) and prompt.count(answer) == 1
     assert len(set(texts)) == 2
-    again = ruler_questions.draw(generators(), task, tokenizer(begin=True), 2048, 7, per_text=4, **options)
+    again = ruler_questions.draw(
+        generators(), task, tokenizer(begin=True), 2048, 7, per_text=4, **options
+    )
     assert again == drawn
 
 

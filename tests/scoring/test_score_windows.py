@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tape_ds.models.llama import evaluated_at
+from tape_ds.models.changed_positions import evaluated_at
 from tape_ds.scoring import window_jobs
 from tape_ds.scoring.losses import WindowLoss, score_windows
 from tape_ds.scoring.windows import CONVENTIONS
@@ -52,7 +52,9 @@ def published(model, ids, convention, length, stride, begin):
         known = end
         logits_NV = model(row).logits[0, :-1].double()
         chosen = labels[0, 1:] != -100
-        losses += nn.functional.cross_entropy(logits_NV[chosen], labels[0, 1:][chosen], reduction="none").tolist()
+        losses += nn.functional.cross_entropy(
+            logits_NV[chosen], labels[0, 1:][chosen], reduction="none"
+        ).tolist()
         right += (logits_NV.argmax(dim=-1) == labels[0, 1:])[chosen].tolist()
         if end == len(ids) and convention == "new_tokens":
             break
@@ -68,12 +70,15 @@ def test_equals_the_whole_logits(convention, tokens, length, stride, begin):
     found = pool([score_windows(model, windows, begin=BEGIN if begin else None, chunk=7)])
     nll, accuracy, targets = published(model, ids, convention, length, stride, begin)
     assert (found.targets, found.windows) == (targets, len(windows))
-    assert found.nll == pytest.approx(nll, abs=1e-5)  # fp32 logits of one chunk against fp64 of whole ones
+    # fp32 logits of one chunk against fp64 of whole ones
+    assert found.nll == pytest.approx(nll, abs=1e-5)
     assert found.accuracy == pytest.approx(accuracy, abs=1e-12)
     assert found.perplexity == pytest.approx(math.exp(nll), rel=1e-4)
 
 
-@pytest.mark.parametrize("encoding", ["tape", "randpe", "bipe_rope", "rope dynamic", "yarn", "alibi"])
+@pytest.mark.parametrize(
+    "encoding", ["tape", "randpe", "bipe_rope", "rope dynamic", "yarn", "alibi"]
+)
 def test_an_encoding_is_used_as_it_says_for_the_length(encoding):
     """Lengths beyond the 64 positions of the configuration, where an encoding may differ from what it was before."""
     model, ids = tiny_model(encoding=encoding), text(190, VOCABULARY)
@@ -88,9 +93,15 @@ def test_an_encoding_is_used_as_it_says_for_the_length(encoding):
 @pytest.mark.parametrize("convention", CONVENTIONS)
 def test_batches_change_nothing_but_rounding(convention):
     model = tiny_llama().eval()
-    windows = [each for seed in (0, 1) for each in windows_of(text(83, seed=seed), convention, 16, 5, False)]
+    windows = [
+        each
+        for seed in (0, 1)
+        for each in windows_of(text(83, seed=seed), convention, 16, 5, False)
+    ]
     calls = []
-    model.model.register_forward_hook(lambda _, args, output: calls.append(output.last_hidden_state.shape[0]))
+    model.model.register_forward_hook(
+        lambda _, args, output: calls.append(output.last_hidden_state.shape[0])
+    )
     one = score_windows(model, windows)
     assert calls == [1] * len(windows)
     calls.clear()
@@ -104,7 +115,13 @@ def test_golden_pool():
     """Worked by hand: 12 targets with 18 nats, 3 foreseen; documents of 10 nats in 8 and 8 in 4 stray by -2 and 2."""
     documents = [[WindowLoss(4.0, 1, 4), WindowLoss(6.0, 0, 4)], [], [WindowLoss(8.0, 2, 4)]]
     found = pool(documents)
-    assert (found.nll, found.accuracy, found.targets, found.windows, found.documents) == (1.5, 0.25, 12, 3, 2)
+    assert (found.nll, found.accuracy, found.targets, found.windows, found.documents) == (
+        1.5,
+        0.25,
+        12,
+        3,
+        2,
+    )
     assert found.standard_error == pytest.approx(math.sqrt((4 + 4) * 2 / 1) / 12)
     assert pool(documents[:1]).standard_error is None
     with pytest.raises(ValueError, match="no window has a target"):

@@ -8,7 +8,9 @@ from tape_ds.scoring.text_overlap import best, exact_match, f1, normalised, roug
 
 def score(metric, texts, references):
     """The score in percent, as the benchmark prints it."""
-    return 100 * text_overlap.score([best(metric, *pair) for pair in zip(texts, references, strict=True)])
+    return 100 * text_overlap.score(
+        [best(metric, *pair) for pair in zip(texts, references, strict=True)]
+    )
 
 
 @pytest.mark.parametrize(
@@ -17,7 +19,11 @@ def score(metric, texts, references):
         ("The  Cat, a dog!", "cat dog"),
         ("An apple; THE end.", "apple end"),
         ("theatre and another", "theatre and another"),  # articles are whole words
-        ("state-of-the-art", "stateoftheart"),  # punctuation goes first, so no article is left inside
+        # punctuation goes first, so no article is left inside
+        (
+            "state-of-the-art",
+            "stateoftheart",
+        ),
         ("“quoted” —", "“quoted” —"),  # only ASCII punctuation
         ("a an the", ""),
     ],
@@ -54,7 +60,9 @@ def test_rouge_by_hand():
     # reference: the cat sat on the mat (6 words, 5 pairs); text: the cat is on the mat
     # ROUGE-1: the cat on the mat, 5 of 6 and 6. ROUGE-2: the-cat, on-the, the-mat, 3 of 5 and 5.
     # ROUGE-L: the cat on the mat, 5 of 6 and 6.
-    assert rouge("The cat is on the mat!", "the cat sat on the mat") == pytest.approx((5 / 6, 3 / 5, 5 / 6))
+    assert rouge("The cat is on the mat!", "the cat sat on the mat") == pytest.approx(
+        (5 / 6, 3 / 5, 5 / 6)
+    )
     # mat on sat: 3 words of which all are in the reference; no pair in order; longest common subsequence 1
     # ROUGE-1: precision 1, recall 3/6: 2 * (1/2) / (3/2) = 2/3. ROUGE-L: 1/3 and 1/6: 2 * (1/18) / (1/2) = 2/9
     assert rouge("mat on sat", "the cat sat on the mat") == pytest.approx((2 / 3, 0, 2 / 9))

@@ -32,8 +32,11 @@ def test_a_state_that_is_only_rescaled_or_only_turned():
     found = measure(model, ids, places)
     assert found.deviation == pytest.approx([0.0, 0.1 / 1.1, 0.21 / 1.21], rel=1e-5)
     assert found.along_own == [None, pytest.approx(1), pytest.approx(1)]
-    model = tiny_model("mha", "tape unit", position_options={"state_norm": "unit", "feed_forward": False})
-    assert max(measure(model, ids, places).deviation) < 1e-6  # a rescaled state gets its modulus back
+    model = tiny_model(
+        "mha", "tape unit", position_options={"state_norm": "unit", "feed_forward": False}
+    )
+    # a rescaled state gets its modulus back
+    assert max(measure(model, ids, places).deviation) < 1e-6
 
 
 def test_the_first_token_is_all_that_a_first_query_sees():

@@ -18,7 +18,9 @@ def scored(windows):
 
 
 @pytest.mark.parametrize(("tokens", "length", "stride", "begin"), SIZES)
-def test_new_tokens_scores_each_token_once_with_all_the_context_there_is(tokens, length, stride, begin):
+def test_new_tokens_scores_each_token_once_with_all_the_context_there_is(
+    tokens, length, stride, begin
+):
     found = new_tokens(tokens, length, stride, begin)
     assert scored(found) == list(range(0 if begin else 1, tokens))
     for before, window in itertools.pairwise(found):
@@ -35,7 +37,9 @@ def test_new_tokens_scores_each_token_once_with_all_the_context_there_is(tokens,
 def test_all_tokens_stops_where_the_published_loop_does(tokens, starts):
     """``range(0, tokens - length, stride)`` leaves out a text of exactly a window, and a window that would end it."""
     found = all_tokens(tokens, 8, 3)
-    assert [(window.start, window.end, window.first) for window in found] == [(s, s + 8, s + 1) for s in starts]
+    assert [(window.start, window.end, window.first) for window in found] == [
+        (s, s + 8, s + 1) for s in starts
+    ]
 
 
 @pytest.mark.parametrize(("tokens", "count"), [(7, 0), (8, 1), (9, 1), (15, 1), (16, 2), (25, 3)])

@@ -20,8 +20,15 @@ TEMPLATE = "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endf
 
 def spelling_llama():
     """A random model that draws no special token unless it is biased to."""
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=LENGTH, initializer_range=0.3, **sizes)
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, max_position_embeddings=LENGTH, initializer_range=0.3, **sizes
+    )
     config.bos_token_id = 0
     config.eos_token_id = 1
     with torch.random.fork_rng():

@@ -3,7 +3,25 @@
 import random
 import string
 
-JUNK = [None, True, -1, 0, 3, 2.5, 1e300, "", "x", [], [[]], {}, [None], {"a": 1}, ["x", 1], "\u0000", "é" * 30]
+JUNK = [
+    None,
+    True,
+    -1,
+    0,
+    3,
+    2.5,
+    1e300,
+    "",
+    "x",
+    [],
+    [[]],
+    {},
+    [None],
+    {"a": 1},
+    ["x", 1],
+    "\u0000",
+    "é" * 30,
+]
 WORDS = ["Once", "upon a time", "a", "42 ", "\n", "é€", " "]
 
 
@@ -18,7 +36,9 @@ class Drawn:
 
     def __init__(self, openapi: dict, path: str, draw: random.Random):
         self.schemas = openapi["components"]["schemas"]
-        body = openapi["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        body = openapi["paths"][path]["post"]["requestBody"]["content"]["application/json"][
+            "schema"
+        ]
         self.schema = self.resolved(body)
         self.draw = draw
 
@@ -33,7 +53,9 @@ class Drawn:
         required = self.schema["required"]
         for name, schema in self.schema["properties"].items():
             if name in required or self.draw.random() < 0.25:
-                body[name] = self.draw.choice(JUNK) if self.draw.random() < junk else self.value(schema)
+                body[name] = (
+                    self.draw.choice(JUNK) if self.draw.random() < junk else self.value(schema)
+                )
         if self.draw.random() < junk:
             name = "".join(self.draw.choices(string.ascii_lowercase, k=6))
             body[name] = self.draw.choice(JUNK)
@@ -77,7 +99,10 @@ class Drawn:
     def _object(self, schema):
         if "properties" not in schema:
             inner = schema.get("additionalProperties", {})
-            return {str(self.draw.randint(0, 90)): self.value(inner) for _ in range(self.draw.randint(0, 3))}
+            return {
+                str(self.draw.randint(0, 90)): self.value(inner)
+                for _ in range(self.draw.randint(0, 3))
+            }
         required = schema.get("required", [])
         made = {}
         for name, each in schema["properties"].items():

@@ -8,7 +8,13 @@ from transformers import PreTrainedTokenizerFast
 
 from tape_ds.serving.answer_text import AnswerText
 from tape_ds.serving.token_texts import TokenTexts
-from tests.serving.tokenizers_of_kinds import byte_fallback, byte_level, metaspace, word_level, word_piece
+from tests.serving.tokenizers_of_kinds import (
+    byte_fallback,
+    byte_level,
+    metaspace,
+    word_level,
+    word_piece,
+)
 
 KINDS = {
     "byte level": byte_level,
@@ -39,9 +45,13 @@ def test_pieces_are_the_text_of_all_tokens(texts, tokens):
 
 
 def test_text_comes_while_tokens_do(texts):
-    ids = texts.tokenizer("the cat sat on the mat and the cat sat on the mat", add_special_tokens=False)["input_ids"]
+    ids = texts.tokenizer(
+        "the cat sat on the mat and the cat sat on the mat", add_special_tokens=False
+    )["input_ids"]
     pieces = pieces_of(AnswerText(texts), ids)
-    assert sum(bool(piece) for piece in pieces) > len(ids) // 2 and "".join(pieces) == texts.decode(ids)
+    assert sum(bool(piece) for piece in pieces) > len(ids) // 2 and "".join(pieces) == texts.decode(
+        ids
+    )
 
 
 def test_only_a_window_is_decoded_again(texts):
@@ -59,7 +69,8 @@ def test_only_a_window_is_decoded_again(texts):
 
 def test_bytes_that_are_no_character_are_streamed():
     texts = TokenTexts(byte_level())
-    (first,) = texts.tokenizer.convert_tokens_to_ids(["Ã"])  # byte C3, which begins a character of two
+    # byte C3, which begins a character of two
+    (first,) = texts.tokenizer.convert_tokens_to_ids(["Ã"])
     pieces = pieces_of(AnswerText(texts), [first] * 20)
     assert "".join(pieces) == texts.decode([first] * 20) == "\ufffd" * 20
 
@@ -127,6 +138,8 @@ def test_special_tokens_have_no_text_in_an_answer():
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.decoder = decoders.Fuse()
     words.add_special_tokens([AddedToken("</s>", special=True)])
-    texts = TokenTexts(PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", eos_token="</s>"))
+    texts = TokenTexts(
+        PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", eos_token="</s>")
+    )
     assert "".join(pieces_of(AnswerText(texts), [1, 2, 1])) == texts.decode([1, 2, 1]) == "aa"
     assert texts.of(2)[0] == "</s>"

@@ -22,7 +22,9 @@ BASES = {COMPLETIONS: ASKED, CHATS: CHAT, RESPONSES: RESPONSE}
 
 def post(client, path=COMPLETIONS, status=200, **changes):
     asked = BASES[path] | changes
-    answer = client.post(path, json={name: value for name, value in asked.items() if value is not ...})
+    answer = client.post(
+        path, json={name: value for name, value in asked.items() if value is not ...}
+    )
     assert answer.status_code == status, answer.text
     return answer.json()
 
@@ -30,7 +32,9 @@ def post(client, path=COMPLETIONS, status=200, **changes):
 def events(client, path, **changes):
     """The objects of a stream, which must end as OpenAI's do."""
     answer = client.post(path, json=BASES[path] | {"stream": True} | changes)
-    assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.status_code == 200 and answer.headers["content-type"].startswith(
+        "text/event-stream"
+    )
     blocks = answer.text.removesuffix("\n\n").split("\n\n")
     assert blocks.pop() == "data: [DONE]"
     return [json.loads(block.split("data: ", 1)[1]) for block in blocks]
@@ -57,7 +61,9 @@ def test_temperature_and_top_p_sample(client):
     """Both were ignored: temperature 1.5 gave one text with five seeds."""
     drawn = {text_of(client, temperature=1.5, seed=seed) for seed in range(5)}
     assert len(drawn) == 5
-    assert len({text_of(client, seed=seed) for seed in range(5)}) == 5, "OpenAI's default temperature is 1"
+    assert len({text_of(client, seed=seed) for seed in range(5)}) == 5, (
+        "OpenAI's default temperature is 1"
+    )
     assert text_of(client, seed=7) == text_of(client, seed=7)
     greedy = text_of(client, temperature=0)
     assert {text_of(client, temperature=1.5, top_p=0.0, seed=seed) for seed in range(3)} == {greedy}
@@ -66,7 +72,9 @@ def test_temperature_and_top_p_sample(client):
 def test_samples_have_the_models_frequencies(client, served):
     temperature = 0.6
     answers = 64
-    choices = post(client, n=answers, max_tokens=1, temperature=temperature, seed=0, logprobs=0)["choices"]
+    choices = post(client, n=answers, max_tokens=1, temperature=temperature, seed=0, logprobs=0)[
+        "choices"
+    ]
     likely = torch.softmax(logprobs_of(served, ids_of(served, "Once"))[-1] / temperature, dim=-1)
     name, best = served.texts.of(int(likely.argmax()))[0], float(likely.max())
     seen = sum(choice["logprobs"]["tokens"] == [name] for choice in choices) / answers
@@ -81,7 +89,9 @@ def by_hand(served, tokens, presence=0.0, frequency=0.0, repetition=1.0):
     for _ in range(tokens):
         logits = served.model(torch.tensor([ids + answer])).logits[0, -1].float()
         for token in {*ids, *answer}:
-            logits[token] = logits[token] / repetition if logits[token] > 0 else logits[token] * repetition
+            logits[token] = (
+                logits[token] / repetition if logits[token] > 0 else logits[token] * repetition
+            )
         for token in set(answer):
             logits[token] -= frequency * answer.count(token) + presence
         answer.append(int(logits.argmax()))
@@ -91,7 +101,11 @@ def by_hand(served, tokens, presence=0.0, frequency=0.0, repetition=1.0):
 
 
 def test_penalties_are_openais(client, served):
-    penalties = [{}, {"presence_penalty": 2.0}, {"frequency_penalty": 1.5, "presence_penalty": -0.5}]
+    penalties = [
+        {},
+        {"presence_penalty": 2.0},
+        {"frequency_penalty": 1.5, "presence_penalty": -0.5},
+    ]
     found = []
     for penalty in penalties:
         found.append(text_of(client, temperature=0, max_tokens=24, **penalty))
@@ -104,7 +118,9 @@ def test_biases(client, served):
     (wanted,) = served.tokenizer("X", add_special_tokens=False)["input_ids"]
     assert text_of(client, temperature=0, logit_bias={str(wanted): 100}) == "X" * 8
     (first, *_) = ids_of(served, text_of(client, temperature=0))[1:]
-    choice = post(client, temperature=0, logit_bias={str(first): -100}, max_tokens=1, logprobs=1)["choices"][0]
+    choice = post(client, temperature=0, logit_bias={str(first): -100}, max_tokens=1, logprobs=1)[
+        "choices"
+    ][0]
     own, likeliest = choice["logprobs"]["token_logprobs"][0], choice["logprobs"]["top_logprobs"][0]
     assert own < max(likeliest.values()), "probabilities are the model's own, before biases"
 
@@ -112,7 +128,11 @@ def test_biases(client, served):
 def test_the_models_own_settings_are_the_defaults():
     served = new_served(defaults=Defaults(temperature=0.0, repetition_penalty=1.5))
     with asking(served) as client:
-        assert text_of(client, max_tokens=30) == by_hand(served, 30, repetition=1.5) != by_hand(served, 30)
+        assert (
+            text_of(client, max_tokens=30)
+            == by_hand(served, 30, repetition=1.5)
+            != by_hand(served, 30)
+        )
         assert len({text_of(client, temperature=1.5, seed=seed) for seed in range(3)}) == 3
         assert post(client, RESPONSES)["temperature"] == 0.0
 
@@ -125,7 +145,9 @@ def test_several_prompts_and_answers(client, served):
         text_of(client, prompt=text, temperature=0) for text in ("Once", "Once", "Twice", "Twice")
     ]
     assert text_of(client, prompt=ids, temperature=0) == found[2]["text"]
-    assert post(client, prompt=[ids, ids[:3]], temperature=0)["choices"][0]["text"] == found[2]["text"]
+    assert (
+        post(client, prompt=[ids, ids[:3]], temperature=0)["choices"][0]["text"] == found[2]["text"]
+    )
     assert len({choice["text"] for choice in post(client, n=3, best_of=3, seed=1)["choices"]}) == 3
     assert len(post(client, CHATS, n=2)["choices"]) == 2
 
@@ -133,7 +155,11 @@ def test_several_prompts_and_answers(client, served):
 def test_a_token_that_ends_texts_ends_an_answer(client):
     ended = post(client, logit_bias={"1": 100}, logprobs=1)
     choice = ended["choices"][0]
-    assert choice["text"] == "" and choice["finish_reason"] == "stop" and choice["logprobs"]["tokens"] == []
+    assert (
+        choice["text"] == ""
+        and choice["finish_reason"] == "stop"
+        and choice["logprobs"]["tokens"] == []
+    )
     assert ended["usage"]["completion_tokens"] == 1
 
 
@@ -141,10 +167,18 @@ def test_stop_strings(client):
     whole = text_of(client, temperature=0, max_tokens=60)
     for stop in (whole[5:8], [whole[20:23], whole[5:8]], [whole[5:8]] * 16):
         found = post(client, temperature=0, max_tokens=60, stop=stop)["choices"][0]
-        assert found["text"] == whole[: whole.index(whole[5:8])] and found["finish_reason"] == "stop"
-    assert text_of(client, temperature=0, stop=[]) == text_of(client, temperature=0, stop=None) == whole[:8]
+        assert (
+            found["text"] == whole[: whole.index(whole[5:8])] and found["finish_reason"] == "stop"
+        )
+    assert (
+        text_of(client, temperature=0, stop=[])
+        == text_of(client, temperature=0, stop=None)
+        == whole[:8]
+    )
     streamed = events(client, COMPLETIONS, temperature=0, max_tokens=60, stop=whole[5:8])
-    assert "".join(each["choices"][0]["text"] for each in streamed) == whole[: whole.index(whole[5:8])]
+    assert (
+        "".join(each["choices"][0]["text"] for each in streamed) == whole[: whole.index(whole[5:8])]
+    )
 
 
 # probabilities
@@ -155,21 +189,27 @@ def check_logprobs(served, found, ids, top):
     expected = logprobs_of(served, ids)
     first = len(ids) - len(found["tokens"])
     assert found["tokens"] == [served.texts.of(token)[0] for token in ids[first:]]
-    for place, (own, likeliest) in enumerate(zip(found["token_logprobs"], found["top_logprobs"], strict=True), first):
+    for place, (own, likeliest) in enumerate(
+        zip(found["token_logprobs"], found["top_logprobs"], strict=True), first
+    ):
         if place == 0:
             assert own is None and likeliest is None
             continue
         row = expected[place - 1]
         assert own == pytest.approx(float(row[ids[place]]), abs=2e-5)
         assert max(likeliest.values()) >= own and len(likeliest) in (top, top + 1)
-        assert sorted(likeliest.values())[-top:] == pytest.approx(sorted(row.topk(top).values.tolist()), abs=2e-5)
+        assert sorted(likeliest.values())[-top:] == pytest.approx(
+            sorted(row.topk(top).values.tolist()), abs=2e-5
+        )
 
 
 def test_logprobs_are_the_models(client, served):
     choice = post(client, temperature=0, logprobs=3)["choices"][0]
     ids = ids_of(served, "Once" + choice["text"])
     check_logprobs(served, choice["logprobs"], ids, 3)
-    assert choice["logprobs"]["text_offset"] == [*range(8)] and len(choice["logprobs"]["tokens"]) == 8
+    assert (
+        choice["logprobs"]["text_offset"] == [*range(8)] and len(choice["logprobs"]["tokens"]) == 8
+    )
 
 
 @pytest.mark.parametrize("max_tokens", [0, 1, 5])
@@ -186,7 +226,9 @@ def test_echo_gives_the_prompt_and_its_probabilities(client, served, form, max_t
         assert answer == text_of(client, prompt="Once upon", max_tokens=max_tokens, temperature=0)
     read = ids + ids_of(served, answer)[1:]
     check_logprobs(served, choice["logprobs"], read, 2)
-    for name, offset in zip(choice["logprobs"]["tokens"][1:], choice["logprobs"]["text_offset"][1:], strict=True):
+    for name, offset in zip(
+        choice["logprobs"]["tokens"][1:], choice["logprobs"]["text_offset"][1:], strict=True
+    ):
         assert choice["text"][offset:].startswith(name)
     assert whole["usage"] == {
         "prompt_tokens": len(ids),
@@ -210,7 +252,10 @@ def test_a_chats_probabilities(client, served):
     ids = prompt + ids_of(served, choice["message"]["content"])[1:]
     expected = logprobs_of(served, ids)
     content = choice["logprobs"]["content"]
-    assert bytes(byte for each in content for byte in each["bytes"]).decode() == choice["message"]["content"]
+    assert (
+        bytes(byte for each in content for byte in each["bytes"]).decode()
+        == choice["message"]["content"]
+    )
     for place, each in enumerate(content, len(prompt)):
         assert each["logprob"] == pytest.approx(float(expected[place - 1, ids[place]]), abs=2e-5)
         assert len(each["top_logprobs"]) == 2 and each["top_logprobs"][0]["token"] == each["token"]
@@ -228,7 +273,9 @@ def test_the_three_endpoints_write_the_same_answer_whole_and_as_a_stream(client)
     assert chunks[-1]["usage"]["completion_tokens"] == 8
 
     response = post(client, RESPONSES, temperature=0)
-    assert response["output"][0]["content"][0]["text"] == chat and response["status"] == "incomplete"
+    assert (
+        response["output"][0]["content"][0]["text"] == chat and response["status"] == "incomplete"
+    )
     streamed = events(client, RESPONSES, temperature=0)
     assert [each["sequence_number"] for each in streamed] == [*range(len(streamed))]
     deltas = [each["delta"] for each in streamed if each["type"] == "response.output_text.delta"]
@@ -254,7 +301,13 @@ def test_messages_and_instructions_reach_the_template(client):
     turns = [
         {"role": "developer", "content": "Be short."},
         {"role": "user", "content": parts},
-        {"role": "assistant", "content": "a", "refusal": None, "tool_calls": None, "annotations": []},
+        {
+            "role": "assistant",
+            "content": "a",
+            "refusal": None,
+            "tool_calls": None,
+            "annotations": [],
+        },
         {"role": "user", "content": "more"},
     ]
     text = "[system] Be short.\n[user] On\nce\n[assistant] a\n[user] more\n[assistant] "
@@ -264,7 +317,9 @@ def test_messages_and_instructions_reach_the_template(client):
         {"role": "user", "content": [{"type": "input_text", "text": "On\nce"}]},
         {"role": "assistant", "content": "a"},
     ]
-    again = post(client, RESPONSES, instructions="Be short.", input=[*said, turns[3]], temperature=0)
+    again = post(
+        client, RESPONSES, instructions="Be short.", input=[*said, turns[3]], temperature=0
+    )
     assert again["output"][0]["content"][0]["text"] == found["choices"][0]["message"]["content"]
     assert again["instructions"] == "Be short."
 
@@ -272,14 +327,20 @@ def test_messages_and_instructions_reach_the_template(client):
 def test_an_earlier_response_can_be_sent_back(client):
     first = post(client, RESPONSES, metadata={"a": "b"})
     assert first["metadata"] == {"a": "b"}
-    given = [{"role": "user", "content": "Once"}, *first["output"], {"role": "user", "content": "more"}]
+    given = [
+        {"role": "user", "content": "Once"},
+        *first["output"],
+        {"role": "user", "content": "more"},
+    ]
     assert post(client, RESPONSES, input=given)["status"] in ("completed", "incomplete")
 
 
 def test_answers_without_max_tokens(client):
     assert post(client, max_tokens=..., temperature=0)["usage"]["completion_tokens"] == 16
     chat = post(client, CHATS, max_tokens=..., temperature=0)
-    assert chat["usage"]["total_tokens"] == LENGTH and chat["choices"][0]["finish_reason"] == "length"
+    assert (
+        chat["usage"]["total_tokens"] == LENGTH and chat["choices"][0]["finish_reason"] == "length"
+    )
 
 
 # refusals
@@ -336,7 +397,11 @@ REFUSED = [
     (CHATS, {"messages": [{"role": "user", "content": "x", "name": "me"}]}, "messages.0.name"),
     (
         CHATS,
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+            ]
+        },
         "messages.0.content.0.type",
     ),
     (CHATS, {"response_format": {"type": "json_object"}}, "response_format.type"),
@@ -351,7 +416,11 @@ REFUSED = [
     (CHATS, {"service_tier": "flex"}, "service_tier"),
     (CHATS, {"best_of": 1}, "best_of"),
     (RESPONSES, {"input": ...}, "input"),
-    (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0.type"),
+    (
+        RESPONSES,
+        {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+        "input.0.content.0.type",
+    ),
     (RESPONSES, {"previous_response_id": "x"}, "previous_response_id"),
     (RESPONSES, {"truncation": "auto"}, "truncation"),
     (RESPONSES, {"text": {"format": {"type": "json_object"}}}, "text.format.type"),
@@ -367,7 +436,12 @@ def test_what_is_not_done_is_refused_by_name(client, path, changes, field):
     """All of these were answered with status 200, or with 500."""
     error = post(client, path, 400, **changes)["error"]
     assert error["param"] == field and error["message"].startswith(f"{field}:")
-    assert error["type"] == "invalid_request_error" and set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error" and set(error) == {
+        "message",
+        "type",
+        "param",
+        "code",
+    }
 
 
 def test_all_that_is_wrong_is_in_one_message(client):
@@ -376,10 +450,39 @@ def test_all_that_is_wrong_is_in_one_message(client):
 
 
 def test_values_that_ask_for_nothing_are_taken(client):
-    post(client, suffix=None, best_of=1, n=1, user="me", logprobs=None, logit_bias={}, stream_options=None)
-    nothing = {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "modalities": ["text"]}
-    post(client, CHATS, **nothing, store=False, service_tier="auto", parallel_tool_calls=True, user="me")
-    post(client, RESPONSES, tools=[], include=[], truncation="disabled", text={"format": {"type": "text"}})
+    post(
+        client,
+        suffix=None,
+        best_of=1,
+        n=1,
+        user="me",
+        logprobs=None,
+        logit_bias={},
+        stream_options=None,
+    )
+    nothing = {
+        "tools": [],
+        "tool_choice": "none",
+        "response_format": {"type": "text"},
+        "modalities": ["text"],
+    }
+    post(
+        client,
+        CHATS,
+        **nothing,
+        store=False,
+        service_tier="auto",
+        parallel_tool_calls=True,
+        user="me",
+    )
+    post(
+        client,
+        RESPONSES,
+        tools=[],
+        include=[],
+        truncation="disabled",
+        text={"format": {"type": "text"}},
+    )
 
 
 @pytest.mark.parametrize("empty", [None, "", [], {}])
@@ -388,8 +491,18 @@ def test_a_field_that_is_null_or_empty_asks_for_nothing_wherever_it_is(client, e
     for path in BASES:
         post(client, path, guided_json=empty, metadata=None, tools=[], chat_template_kwargs=empty)
     turns = [
-        {"role": "user", "content": [{"type": "text", "text": "Once", "cache_control": empty}], "name": empty},
-        {"role": "assistant", "content": "a", "reasoning_content": empty, "tool_calls": [], "function_call": None},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "Once", "cache_control": empty}],
+            "name": empty,
+        },
+        {
+            "role": "assistant",
+            "content": "a",
+            "reasoning_content": empty,
+            "tool_calls": [],
+            "function_call": None,
+        },
         {"role": "user", "content": "more", "tool_call_id": empty},
     ]
     given = [{"role": "user", "content": "Once", "type": "message", "status": None, "name": empty}]
@@ -403,21 +516,36 @@ def test_a_field_that_is_null_or_empty_asks_for_nothing_wherever_it_is(client, e
 
 def test_only_documented_endpoints_answer(client):
     routes = {
-        (path, method.upper()) for path, each in client.get("/openapi.json").json()["paths"].items() for method in each
+        (path, method.upper())
+        for path, each in client.get("/openapi.json").json()["paths"].items()
+        for method in each
     }
     posted = {(path, "POST") for path in BASES}
-    assert routes == posted | {("/v1/models", "GET"), ("/v1/models/{name}", "GET"), ("/health", "GET")}
+    assert routes == posted | {
+        ("/v1/models", "GET"),
+        ("/v1/models/{name}", "GET"),
+        ("/health", "GET"),
+    }
     for path in ("/load_model", "/reset", "/v1/audio/transcriptions", "/docs", "/redoc"):
         for answer in (client.get(path), client.post(path, json={"model": "tiny"})):
-            assert answer.status_code == 404 and answer.json()["error"]["type"] == "invalid_request_error"
+            assert (
+                answer.status_code == 404
+                and answer.json()["error"]["type"] == "invalid_request_error"
+            )
     assert client.get(COMPLETIONS).status_code == 405
 
 
 def test_another_model_is_not_found(client):
     for path in BASES:
         assert post(client, path, 404, model="another")["error"]["code"] == "model_not_found"
-    assert client.get("/v1/models/tiny").json()["id"] == "tiny" == client.get("/v1/models").json()["data"][0]["id"]
-    assert client.get("/v1/models/").json() == client.get("/v1/models").json(), "it was a model without a name"
+    assert (
+        client.get("/v1/models/tiny").json()["id"]
+        == "tiny"
+        == client.get("/v1/models").json()["data"][0]["id"]
+    )
+    assert client.get("/v1/models/").json() == client.get("/v1/models").json(), (
+        "it was a model without a name"
+    )
     assert client.get("/v1/models/a/b").status_code == 404
 
 
@@ -427,25 +555,47 @@ def test_the_length_holds_whatever_the_models_name_is(name):
     served = new_served()
     served.name = name
     with asking(served) as client:
-        assert "no room" in post(client, status=400, model=name, prompt="a" * 128)["error"]["message"]
+        assert (
+            "no room" in post(client, status=400, model=name, prompt="a" * 128)["error"]["message"]
+        )
         found = post(client, model=name, prompt="a" * 100, max_tokens=500)
         assert found["usage"]["total_tokens"] == LENGTH
         assert client.get(f"/v1/models/{name}").json()["id"] == name
 
 
 def test_bodies_that_are_no_json_object(client):
-    for body in (b"", b"{", b"[1]", b"5", b'"a"', b"\xff\xfe", b'{"model": "tiny", "prompt": "\\ud800"}', b"null"):
-        answer = client.post(COMPLETIONS, content=body, headers={"Content-Type": "application/json"})
-        assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error", body
+    for body in (
+        b"",
+        b"{",
+        b"[1]",
+        b"5",
+        b'"a"',
+        b"\xff\xfe",
+        b'{"model": "tiny", "prompt": "\\ud800"}',
+        b"null",
+    ):
+        answer = client.post(
+            COMPLETIONS, content=body, headers={"Content-Type": "application/json"}
+        )
+        assert (
+            answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error"
+        ), body
     text = json.dumps(ASKED | {"prompt": "a\U0001f600"})
     assert "\\ud83d" in text
-    assert client.post(COMPLETIONS, content=text, headers={"Content-Type": "application/json"}).status_code == 200
+    assert (
+        client.post(
+            COMPLETIONS, content=text, headers={"Content-Type": "application/json"}
+        ).status_code
+        == 200
+    )
 
 
 def test_numbers_that_are_not_finite(client):
     for value in ("NaN", "Infinity", "1e999"):
         body = f'{{"model": "tiny", "prompt": "a", "temperature": {value}}}'
-        answer = client.post(COMPLETIONS, content=body, headers={"Content-Type": "application/json"})
+        answer = client.post(
+            COMPLETIONS, content=body, headers={"Content-Type": "application/json"}
+        )
         assert answer.status_code == 400 and answer.json()["error"]["param"] == "temperature"
 
 

@@ -13,11 +13,19 @@ PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 
 def check(client, path, body):
     """Ask, and compare the answer with every field of the request; return the status."""
-    answer = client.post(path, content=json.dumps(body), headers={"Content-Type": "application/json"})
+    answer = client.post(
+        path, content=json.dumps(body), headers={"Content-Type": "application/json"}
+    )
     assert answer.status_code in (200, 400, 404), (body, answer.text)
     if answer.status_code != 200:
         error = answer.json()["error"]
-        assert error["param"] is None or error["param"].split(".")[0] in {*body, "prompt", "messages", "input", "model"}
+        assert error["param"] is None or error["param"].split(".")[0] in {
+            *body,
+            "prompt",
+            "messages",
+            "input",
+            "model",
+        }
         return answer.status_code
     given = {name: value for name, value in body.items() if value is not None}
     if given.get("stream"):
@@ -45,11 +53,16 @@ def check_response(given, whole):
 def check_choices(client, path, given, whole):
     is_chat = path == PATHS[1]
     prompts = 1
-    if not is_chat and isinstance(given["prompt"], list) and not isinstance(given["prompt"][0], int):
+    if (
+        not is_chat
+        and isinstance(given["prompt"], list)
+        and not isinstance(given["prompt"][0], int)
+    ):
         prompts = len(given["prompt"])
     choices = whole["choices"]
     assert len(choices) == prompts * given.get("n", 1)
-    most = given.get("max_completion_tokens", given.get("max_tokens", LENGTH if is_chat else 16))  # not both
+    # not both
+    most = given.get("max_completion_tokens", given.get("max_tokens", LENGTH if is_chat else 16))
     assert whole["usage"]["completion_tokens"] <= most * len(choices)
     stops = given.get("stop", [])
     for choice in choices:
@@ -81,6 +94,11 @@ def test_no_drawn_request_is_ignored_or_fails(client, requests):
         if draw.random() < 0.9:
             body["model"] = "tiny"
         if draw.random() < 0.9:  # else answers are as long as there is room
-            body.setdefault({PATHS[0]: "max_tokens", PATHS[1]: "max_tokens", PATHS[2]: "max_output_tokens"}[path], 4)
+            body.setdefault(
+                {PATHS[0]: "max_tokens", PATHS[1]: "max_tokens", PATHS[2]: "max_output_tokens"}[
+                    path
+                ],
+                4,
+            )
         statuses.append(check(client, path, body))
     assert statuses.count(200) >= requests / 4 and statuses.count(400) >= requests / 10

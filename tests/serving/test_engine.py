@@ -143,7 +143,10 @@ def test_a_request_that_fails_does_not_end_the_thread(monkeypatch):
     served = new_served()
     with asking(served) as client:
         monkeypatch.setattr(served.model, "generate", lambda *_, **__: 1 / 0)
-        assert post(client, status=500)["error"]["message"] == "The model failed: ZeroDivisionError: division by zero"
+        assert (
+            post(client, status=500)["error"]["message"]
+            == "The model failed: ZeroDivisionError: division by zero"
+        )
         monkeypatch.undo()
         assert post(client)["usage"]["completion_tokens"] == 8
 
@@ -160,7 +163,10 @@ def test_a_panic_of_a_library_in_rust_does_not_end_the_thread(monkeypatch):
 
     with asking(served) as client:
         monkeypatch.setattr(served.model, "generate", panic)
-        assert post(client, status=500)["error"]["message"] == "The model failed: Panic: index out of bounds"
+        assert (
+            post(client, status=500)["error"]["message"]
+            == "The model failed: Panic: index out of bounds"
+        )
         monkeypatch.undo()
         assert post(client)["usage"]["completion_tokens"] == 8
 

@@ -41,14 +41,24 @@ def ask(port, method="POST", path="/v1/completions", body=None, **headers):
     return found
 
 
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8000", "127.0.0.1", "127.0.0.1:99", "[::1]", "[::1]:8000"])
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:8000", "127.0.0.1", "127.0.0.1:99", "[::1]", "[::1]:8000"]
+)
 def test_this_machine_is_answered(port, host):
     assert ask(port, Host=host)[0] == 200
 
 
 @pytest.mark.parametrize(
     "host",
-    ["elsewhere.example", "elsewhere.example:8000", "127.0.0.1.example", "localhost.example", "10.0.0.1", "[::2]", ""],
+    [
+        "elsewhere.example",
+        "elsewhere.example:8000",
+        "127.0.0.1.example",
+        "localhost.example",
+        "10.0.0.1",
+        "[::2]",
+        "",
+    ],
 )
 def test_other_hosts_are_refused(port, host):
     """A page whose name was bound to 127.0.0.1 could read answers."""
@@ -65,8 +75,12 @@ def test_a_server_of_a_network_is_asked_by_any_name():
 
 
 def test_which_addresses_are_loopback():
-    assert [is_loopback(host) for host in ("127.0.0.1", "127.0.0.5", "::1", "localhost")] == [True] * 4
-    assert [is_loopback(host) for host in ("0.0.0.0", "::", "192.168.0.1", "localhost.example", "")] == [False] * 5
+    assert [is_loopback(host) for host in ("127.0.0.1", "127.0.0.5", "::1", "localhost")] == [
+        True
+    ] * 4
+    assert [
+        is_loopback(host) for host in ("0.0.0.0", "::", "192.168.0.1", "localhost.example", "")
+    ] == [False] * 5
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", None, ""])
@@ -91,12 +105,20 @@ def test_half_of_a_surrogate_pair_is_refused(port, body):
 
 
 def test_a_mark_of_utf_8_before_a_body_is_taken(port):
-    assert ask(port, body=codecs.BOM_UTF8 + json.dumps(ASKED | {"prompt": "\U0001f600"}).encode())[0] == 200
+    assert (
+        ask(port, body=codecs.BOM_UTF8 + json.dumps(ASKED | {"prompt": "\U0001f600"}).encode())[0]
+        == 200
+    )
 
 
 def test_a_compressed_body_is_refused_by_its_header(port):
-    status, said = ask(port, body=gzip.compress(json.dumps(ASKED).encode()), Content_Encoding="gzip")
-    assert status == 415 and said["error"]["message"] == "Content-Encoding = 'gzip': send the body as it is."
+    status, said = ask(
+        port, body=gzip.compress(json.dumps(ASKED).encode()), Content_Encoding="gzip"
+    )
+    assert (
+        status == 415
+        and said["error"]["message"] == "Content-Encoding = 'gzip': send the body as it is."
+    )
 
 
 def test_a_body_is_refused_by_its_length_before_it_is_read(port):
@@ -115,12 +137,16 @@ def test_a_prompt_is_refused_by_its_characters_before_it_is_tokenised(monkeypatc
     """A prompt of 3 MB that could not fit was tokenised on the event loop: nobody was answered for 26 s."""
     served = new_served()
     app = application(served)
-    monkeypatch.setattr(type(served.tokenizer), "__call__", lambda *_, **__: pytest.fail("it was tokenised"))
+    monkeypatch.setattr(
+        type(served.tokenizer), "__call__", lambda *_, **__: pytest.fail("it was tokenised")
+    )
     with listening(app) as port:
         status, said = ask(port, body=json.dumps(ASKED | {"prompt": "word " * 20_000}).encode())
         assert status == 400 and "100,000 characters, with no room" in said["error"]["message"]
         many = [{"role": "user", "content": "word " * 1_000} for _ in range(20)]
         status, said = ask(
-            port, path="/v1/chat/completions", body=json.dumps({"model": "tiny", "messages": many}).encode()
+            port,
+            path="/v1/chat/completions",
+            body=json.dumps({"model": "tiny", "messages": many}).encode(),
         )
         assert status == 400 and "characters" in said["error"]["message"]

@@ -44,10 +44,13 @@ def tasks(tmp_path, monkeypatch):
     from lm_eval import evaluator
     from lm_eval.tasks import TaskManager
 
-    monkeypatch.setattr(evaluator, "add_env_info", lambda results: None)  # asks pip, which takes seconds
+    # asks pip, which takes seconds
+    monkeypatch.setattr(evaluator, "add_env_info", lambda results: None)
     rows = []
     for number in range(6):
-        words = " ".join(f"w{5 + (number * 7 + place * place) % 50}" for place in range(4 + 9 * number))
+        words = " ".join(
+            f"w{5 + (number * 7 + place * place) % 50}" for place in range(4 + 9 * number)
+        )
         rows.append(json.dumps({"prompt": words, "right": number % 3}))
     (tmp_path / "rows.jsonl").write_text("\n".join(rows) + "\n")
     for name, text in (("choose", CHOOSE), ("write", WRITE)):
@@ -58,19 +61,25 @@ def tasks(tmp_path, monkeypatch):
 def evaluated(model, tasks):
     from lm_eval import simple_evaluate
 
-    results = simple_evaluate(model=model, tasks=TASKS, task_manager=tasks, bootstrap_iters=0, log_samples=True)
+    results = simple_evaluate(
+        model=model, tasks=TASKS, task_manager=tasks, bootstrap_iters=0, log_samples=True
+    )
     samples = {}
     for task in TASKS:
         ordered = sorted(results["samples"][task], key=lambda sample: sample["doc_id"])
         samples[task] = [sample["filtered_resps"] for sample in ordered]
     figures = {
-        name: value for task in TASKS for name, value in results["results"][task].items() if "stderr" not in name
+        name: value
+        for task in TASKS
+        for name, value in results["results"][task].items()
+        if "stderr" not in name
     }
     return samples, figures
 
 
 @pytest.mark.parametrize(
-    ("encoding", "batch"), [("tape", 1), pytest.param("tape", 4, marks=pytest.mark.slow), ("rope", 4)]
+    ("encoding", "batch"),
+    [("tape", 1), pytest.param("tape", 4, marks=pytest.mark.slow), ("rope", 4)],
 )
 def test_local_completions_give_the_harness_scores(run, tasks, encoding, batch):  # noqa: F811
     from lm_eval.models.openai_completions import LocalCompletionsAPI
@@ -96,7 +105,11 @@ def test_local_completions_give_the_harness_scores(run, tasks, encoding, batch):
             through_samples, through_figures = evaluated(api, tasks)
     assert through_figures == figures
     assert through_samples["own_write"] == samples["own_write"]
-    assert len({text for (text,) in samples["own_write"]}) > 2, "the texts differ from one prompt to another"
+    assert len({text for (text,) in samples["own_write"]}) > 2, (
+        "the texts differ from one prompt to another"
+    )
     for mine, theirs in zip(through_samples["own_choose"], samples["own_choose"], strict=True):
-        assert [score for score, _ in mine] == pytest.approx([score for score, _ in theirs], abs=1e-4)
+        assert [score for score, _ in mine] == pytest.approx(
+            [score for score, _ in theirs], abs=1e-4
+        )
         assert [greedy for _, greedy in mine] == [greedy for _, greedy in theirs]

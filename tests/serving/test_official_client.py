@@ -11,14 +11,21 @@ from tests.serving.running import listening
 openai = pytest.importorskip("openai")
 
 ASKED = {"model": "tiny", "prompt": "Once", "max_tokens": 6, "temperature": 0}
-CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Once"}], "max_tokens": 6, "temperature": 0}
+CHAT = {
+    "model": "tiny",
+    "messages": [{"role": "user", "content": "Once"}],
+    "max_tokens": 6,
+    "temperature": 0,
+}
 RESPONSE = {"model": "tiny", "input": "Once", "max_output_tokens": 6, "temperature": 0}
 
 
 @contextmanager
 def asked_by_openai(served):
     with listening(application(served)) as port:
-        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+        client = openai.OpenAI(
+            base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0
+        )
         with client:
             yield client
 
@@ -41,7 +48,9 @@ def test_a_completion(client):
 
     whole = typed(client.completions.create(**ASKED, logprobs=2, n=2), Completion)
     assert len(whole.choices) == 2 and len(whole.choices[0].logprobs.tokens) == 6
-    chunks = [*client.completions.create(**ASKED, stream=True, stream_options={"include_usage": True})]
+    chunks = [
+        *client.completions.create(**ASKED, stream=True, stream_options={"include_usage": True})
+    ]
     assert all(type(chunk) is Completion for chunk in chunks)
     assert "".join(chunk.choices[0].text for chunk in chunks[:-1]) == whole.choices[0].text
     assert chunks[-1].usage.completion_tokens == 6
@@ -50,11 +59,22 @@ def test_a_completion(client):
 def test_a_chat(client):
     from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-    whole = typed(client.chat.completions.create(**CHAT, logprobs=True, top_logprobs=2), ChatCompletion)
-    chunks = [typed(chunk, ChatCompletionChunk) for chunk in client.chat.completions.create(**CHAT, stream=True)]
+    whole = typed(
+        client.chat.completions.create(**CHAT, logprobs=True, top_logprobs=2), ChatCompletion
+    )
+    chunks = [
+        typed(chunk, ChatCompletionChunk)
+        for chunk in client.chat.completions.create(**CHAT, stream=True)
+    ]
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-    assert text == whole.choices[0].message.content and chunks[-1].choices[0].finish_reason == "length"
-    turns = [*CHAT["messages"], whole.choices[0].message.model_dump(), {"role": "user", "content": "more"}]
+    assert (
+        text == whole.choices[0].message.content and chunks[-1].choices[0].finish_reason == "length"
+    )
+    turns = [
+        *CHAT["messages"],
+        whole.choices[0].message.model_dump(),
+        {"role": "user", "content": "more"},
+    ]
     assert client.chat.completions.create(**CHAT | {"messages": turns}).choices[0].message.content
 
 
@@ -66,11 +86,17 @@ def test_a_response(client):
     assert len(whole.output_text) == 6 and whole.incomplete_details.reason == "max_output_tokens"
     again = client.responses.create(
         model="tiny",
-        input=[{"role": "user", "content": "Once"}, *whole.output, *[{"role": "user", "content": "more"}]],
+        input=[
+            {"role": "user", "content": "Once"},
+            *whole.output,
+            *[{"role": "user", "content": "more"}],
+        ],
         max_output_tokens=2,
     )
     assert len(again.output_text) == 2
-    events = [typed(event, type(event)) for event in client.responses.create(**RESPONSE, stream=True)]
+    events = [
+        typed(event, type(event)) for event in client.responses.create(**RESPONSE, stream=True)
+    ]
     assert [event.type for event in events if "delta" not in event.type] == [
         "response.created",
         "response.in_progress",
@@ -100,7 +126,10 @@ def test_models_and_errors(client):
     assert client.models.retrieve("tiny").id == "tiny" == client.models.list().data[0].id
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(**CHAT, response_format={"type": "json_object"})
-    assert refused.value.param == "response_format.type" and refused.value.type == "invalid_request_error"
+    assert (
+        refused.value.param == "response_format.type"
+        and refused.value.type == "invalid_request_error"
+    )
     with pytest.raises(openai.NotFoundError):
         client.completions.create(**ASKED | {"model": "another"})
 
@@ -110,9 +139,15 @@ def test_an_error_within_a_stream(client, monkeypatch):
         raise ValueError('it said "no"')
 
     monkeypatch.setattr("transformers.LlamaForCausalLM.generate", fail)
-    for create, asked in ((client.completions.create, ASKED), (client.chat.completions.create, CHAT)):
+    for create, asked in (
+        (client.completions.create, ASKED),
+        (client.chat.completions.create, CHAT),
+    ):
         with pytest.raises(openai.APIError, match='it said "no"'):
             [*create(**asked, stream=True)]
     *_, error, failed = client.responses.create(**RESPONSE, stream=True)
     assert typed(error, openai.types.responses.ResponseErrorEvent).message.endswith('it said "no"')
-    assert typed(failed, openai.types.responses.ResponseFailedEvent).response.error.code == "server_error"
+    assert (
+        typed(failed, openai.types.responses.ResponseFailedEvent).response.error.code
+        == "server_error"
+    )

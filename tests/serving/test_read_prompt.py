@@ -35,9 +35,18 @@ ASKED = {
 
 def windowed():
     """Its layers keep the last 8 tokens: a cache of theirs cannot be cut back."""
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     config = MistralConfig(
-        **sizes, num_key_value_heads=2, vocab_size=VOCABULARY, sliding_window=8, initializer_range=0.3
+        **sizes,
+        num_key_value_heads=2,
+        vocab_size=VOCABULARY,
+        sliding_window=8,
+        initializer_range=0.3,
     )
     return MistralForCausalLM(config)
 
@@ -48,7 +57,12 @@ def without_a_common_cache():
     return model
 
 
-MODELS = {"llama": spelling_llama, "windowed": windowed, "tape": tiny_model, "other cache": without_a_common_cache}
+MODELS = {
+    "llama": spelling_llama,
+    "windowed": windowed,
+    "tape": tiny_model,
+    "other cache": without_a_common_cache,
+}
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -72,7 +86,13 @@ def answers(prompt, settings, count):
 
 @pytest.mark.parametrize(
     ("name", "is_echoed"),
-    [("greedy", True), ("drawn", False), ("drawn", True), ("penalties", False), ("one token", True)],
+    [
+        ("greedy", True),
+        ("drawn", False),
+        ("drawn", True),
+        ("penalties", False),
+        ("one token", True),
+    ],
 )
 def test_answers_to_a_prompt_that_was_read_once_are_the_same(served, name, is_echoed):
     settings = ASKED[name]
@@ -82,7 +102,9 @@ def test_answers_to_a_prompt_that_was_read_once_are_the_same(served, name, is_ec
         expected += answers(ReadPrompt(served, IDS, 1), own, 1)
 
     read = []
-    hook = served.model.get_input_embeddings().register_forward_hook(lambda *call: read.append(call[1][0].numel()))
+    hook = served.model.get_input_embeddings().register_forward_hook(
+        lambda *call: read.append(call[1][0].numel())
+    )
     prompt = ReadPrompt(served, IDS, 3)
     if is_echoed:
         score_prompt(prompt, 2, lambda: None, with_cache=settings.max_tokens > 1)

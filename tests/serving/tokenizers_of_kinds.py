@@ -13,24 +13,40 @@ def fast(tokenizer, **special):
 def byte_level():
     """As GPT-2's, Llama 3's and Qwen's."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({character: index for index, character in enumerate(alphabet)}, []))
+    tokenizer = Tokenizer(
+        models.BPE({character: index for index, character in enumerate(alphabet)}, [])
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return fast(tokenizer)
 
 
 def _pieces():
-    names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdefghijklmnopqrstuvwxyz"]
+    names = [
+        "<unk>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "▁",
+        *"abcdefghijklmnopqrstuvwxyz",
+    ]
     return names + [f"▁{word}" for word in WORDS]
 
 
 def byte_fallback():
     """As Llama 2's: a character without a token is its bytes."""
-    scored = [(name, -1.0 if name.startswith("▁") and len(name) > 1 else -9.0) for name in _pieces()]
+    scored = [
+        (name, -1.0 if name.startswith("▁") and len(name) > 1 else -9.0) for name in _pieces()
+    ]
     tokenizer = Tokenizer(models.Unigram(scored, unk_id=0, byte_fallback=True))
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
     tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
     )
     return fast(tokenizer, unk_token="<unk>")
 
@@ -47,7 +63,9 @@ def metaspace():
 
 def word_level():
     """Without a decoder: words with a space between them."""
-    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, **{word: index for index, word in enumerate(WORDS, 1)}}))
+    tokenizer = Tokenizer(
+        models.WordLevel({"<unk>": 0, **{word: index for index, word in enumerate(WORDS, 1)}})
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     return fast(tokenizer, unk_token="<unk>")
 
@@ -55,7 +73,9 @@ def word_level():
 def word_piece():
     """As BERT's, whose decoder removes spaces before signs after the fact."""
     names = ["[UNK]", *WORDS, "##t", "##s", ".", ",", "'", "n", "n't", "do", "s", "!"]
-    tokenizer = Tokenizer(models.WordPiece({name: index for index, name in enumerate(names)}, unk_token="[UNK]"))
+    tokenizer = Tokenizer(
+        models.WordPiece({name: index for index, name in enumerate(names)}, unk_token="[UNK]")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
     return fast(tokenizer, unk_token="[UNK]", clean_up_tokenization_spaces=True)
@@ -68,5 +88,7 @@ def spelling():
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 0)]
+    )
     return fast(tokenizer, bos_token="<s>", eos_token="</s>")

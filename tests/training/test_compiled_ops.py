@@ -60,7 +60,9 @@ def test_the_classes_that_compile_are_the_installed_deepspeed_s():
 def test_it_is_said_before_it_is_compiled_and_after(folder):
     asked = recipe(optimizer=ADAM)
     said = compiled_ops.outline(asked)
-    assert said.startswith("DeepSpeed's fused_adam, for deepspeed.optimizer: compiled at the first start on a machine")
+    assert said.startswith(
+        "DeepSpeed's fused_adam, for deepspeed.optimizer: compiled at the first start on a machine"
+    )
     assert "a minute or two" in said and '"torch_adam": true' in said
     folder.mkdir(exist_ok=True)
     (folder / "fused_adam.so").touch()
@@ -69,7 +71,8 @@ def test_it_is_said_before_it_is_compiled_and_after(folder):
 
 
 @pytest.mark.parametrize(
-    ("missing", "wrong"), [("c++", "there is no C++ compiler here"), ("ninja", "there is no ninja here")]
+    ("missing", "wrong"),
+    [("c++", "there is no C++ compiler here"), ("ninja", "there is no ninja here")],
 )
 def test_what_compiling_takes_is_missed_before_a_run(folder, tmp_path, monkeypatch, missing, wrong):
     """It was a traceback once the model was loaded."""
@@ -83,7 +86,11 @@ def test_what_compiling_takes_is_missed_before_a_run(folder, tmp_path, monkeypat
     asked = load([], 1)
     asked.deepspeed["optimizer"] = ADAM
     (problem,) = library_checks.check(asked)
-    assert problem.field == "deepspeed.optimizer" and wrong in problem.wrong and "torch_adam" in problem.remedy
+    assert (
+        problem.field == "deepspeed.optimizer"
+        and wrong in problem.wrong
+        and "torch_adam" in problem.remedy
+    )
     folder.mkdir(exist_ok=True)
     (folder / "fused_adam.so").touch()
     assert library_checks.check(asked) == [], "compiled before"
@@ -116,7 +123,9 @@ class Builder:
 
 @pytest.fixture
 def builder(folder, monkeypatch):
-    monkeypatch.setattr(compiled_ops.CompiledOp, "builder", lambda extension: Builder(extension.folder()))
+    monkeypatch.setattr(
+        compiled_ops.CompiledOp, "builder", lambda extension: Builder(extension.folder())
+    )
     monkeypatch.setattr(compiled_ops, "_QUEUE_SECONDS", 0.05)
     folder.mkdir()
     return folder
@@ -177,13 +186,21 @@ def test_on_a_disk_of_several_machines_a_lock_stays_while_something_changes(buil
             os.utime(builder / "lock", (long_ago, long_ago))
 
     compiled_ops._free(builder, say)
-    assert "another machine may compile there" in said[0] and said[1].startswith("removed ") and len(said) == 2
+    assert (
+        "another machine may compile there" in said[0]
+        and said[1].startswith("removed ")
+        and len(said) == 2
+    )
 
 
 def test_a_compiler_that_fails_is_a_message(builder, monkeypatch):
-    error = RuntimeError("Error building extension 'fused_adam': [1/3]\nx.cpp:1: fatal error: Python.h: No such file")
+    error = RuntimeError(
+        "Error building extension 'fused_adam': [1/3]\nx.cpp:1: fatal error: Python.h: No such file"
+    )
     monkeypatch.setattr(Builder, "error", error)
-    with pytest.raises(UserError, match=r"fused_adam cannot be compiled: .*\n +remedy: remove the block"):
+    with pytest.raises(
+        UserError, match=r"fused_adam cannot be compiled: .*\n +remedy: remove the block"
+    ):
         compiled_ops.compile_all(recipe(optimizer=ADAM))
 
 

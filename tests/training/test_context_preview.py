@@ -20,8 +20,16 @@ def recipe(tmp_path, monkeypatch):
     Path("long.txt").write_text("word " * 40)
 
     def made(**fields):
-        content = {"base": "demo", "window": 64, "pose_chunks": 1, "min_document_tokens": 1, "warmup_steps": 0}
-        Path("mine.yaml").write_text(yaml.safe_dump(content | {"train_data": ["text:*.txt"]} | fields))
+        content = {
+            "base": "demo",
+            "window": 64,
+            "pose_chunks": 1,
+            "min_document_tokens": 1,
+            "warmup_steps": 0,
+        }
+        Path("mine.yaml").write_text(
+            yaml.safe_dump(content | {"train_data": ["text:*.txt"]} | fields)
+        )
         return load(["--recipe", "mine.yaml", "--dry_run"], kind=ExtensionRecipe)
 
     return made
@@ -45,8 +53,16 @@ def test_a_tail_that_no_document_reaches_is_said_before_a_run(recipe):
 
 def test_shares_decide_how_much_a_source_counts(recipe):
     """Nearly all of the weight is on the short text."""
-    sources = [{"source": f"text:{name}.txt", "weight": weight} for name, weight in (("short", 99), ("long", 1))]
-    fields = {"target_weights": "longce", "longce_short": 16, "longce_stride": 8, "packing": "whole"}
+    sources = [
+        {"source": f"text:{name}.txt", "weight": weight}
+        for name, weight in (("short", 99), ("long", 1))
+    ]
+    fields = {
+        "target_weights": "longce",
+        "longce_short": 16,
+        "longce_stride": 8,
+        "packing": "whole",
+    }
     said = context_preview.lines(recipe(train_data=sources, max_steps=2, **fields))["left context"]
     assert "0 to 0" not in said and "16 to 31" in said
     share = float(said.partition("16 to 31 ")[2].partition("%")[0])
@@ -56,7 +72,10 @@ def test_shares_decide_how_much_a_source_counts(recipe):
 def test_it_says_where_it_does_not_know():
     words = ["--recipe", "tiny", "--target_weights", "exact", "--dry_run"]
     said = context_preview.lines(load(words, kind=PretrainingRecipe))
-    assert said["left context"] == "shown when the run has read its data (its tokenizer is trained first)"
+    assert (
+        said["left context"]
+        == "shown when the run has read its data (its tokenizer is trained first)"
+    )
 
 
 @pytest.mark.parametrize("chunks", [1, 2])
@@ -64,7 +83,13 @@ def test_generated_documents_count_by_their_answers(recipe, chunks):
     """They have no text to be read first, and their targets come late: half of the tokens, few of the targets."""
     made = "generated:retrieval#questions=1&rivals=1&text=text:long.txt"
     sources = [{"source": made, "weight": 1}, {"source": "text:long.txt", "weight": 1}]
-    fields = {"target_weights": "exact", "exact_tail": 300, "window": 512, "pose_chunks": chunks, "max_steps": 2}
+    fields = {
+        "target_weights": "exact",
+        "exact_tail": 300,
+        "window": 512,
+        "pose_chunks": chunks,
+        "max_steps": 2,
+    }
     fields |= {"packing": "whole"} if chunks == 1 else {}
     said = context_preview.lines(recipe(train_data=sources, **fields))["left context"]
     share = float(said.partition("from 300 ")[2].partition("%")[0])

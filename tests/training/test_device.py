@@ -46,7 +46,11 @@ def test_a_large_model_is_not_trained_on_a_cpu_by_chance():
 
 @pytest.mark.parametrize(
     "words",
-    [[*LARGE, "--allow_cpu"], [*LARGE, "--use_cpu"], ["--model", "meta-llama/Llama-2-7b-hf", "--method", "yarn"]],
+    [
+        [*LARGE, "--allow_cpu"],
+        [*LARGE, "--use_cpu"],
+        ["--model", "meta-llama/Llama-2-7b-hf", "--method", "yarn"],
+    ],
 )
 def test_a_forced_run_trains_there_and_scoring_needs_no_gpu(words):
     assert refusals(loads.extension(words)) == refusals(loads.extension([])) == []
@@ -60,18 +64,27 @@ def test_a_model_that_cannot_be_counted_is_refused_and_not_begun(monkeypatch):
 
     monkeypatch.setattr(shape, "sizes", refuse)
     (problem,) = refusals(loads.extension(LARGE))
-    assert problem.wrong.endswith("cannot be counted (Storage size calculation overflowed with sizes=[...])")
+    assert problem.wrong.endswith(
+        "cannot be counted (Storage size calculation overflowed with sizes=[...])"
+    )
 
 
 def test_fp16_is_refused_on_a_cpu():
-    found = refusals(loads.extension(["--recipe", "demo", "--fp16", "true", "--bf16", "false", "--use_cpu", "true"]))
+    found = refusals(
+        loads.extension(
+            ["--recipe", "demo", "--fp16", "true", "--bf16", "false", "--use_cpu", "true"]
+        )
+    )
     assert [problem.field for problem in found] == ["fp16"]
 
 
 def test_the_environment_may_choose_the_cpu(monkeypatch):
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     assert refusals(loads.extension(LARGE)) == []
-    assert device.describe(loads.extension([], world_size=2)) == "2 processes on the CPU (DS_ACCELERATOR=cpu)"
+    assert (
+        device.describe(loads.extension([], world_size=2))
+        == "2 processes on the CPU (DS_ACCELERATOR=cpu)"
+    )
     monkeypatch.setenv(installation.FOUND_NO_GPU, "1")  # tape-ds has set the other, not the user
     assert len(refusals(loads.extension(LARGE))) == 1
     assert device.describe(loads.extension([])) == "1 process on the CPU (no GPU is visible)"
@@ -80,7 +93,10 @@ def test_the_environment_may_choose_the_cpu(monkeypatch):
 def test_a_run_for_which_gpus_were_asked_does_not_slip_onto_the_cpu(monkeypatch):
     monkeypatch.setattr(stopping, "launcher_option", {"--num_gpus": "2"}.get)
     (problem,) = refusals(loads.extension([]))
-    assert (problem.field, problem.value) == ("--num_gpus", "2") and "--num_accelerators 2" in problem.remedy
+    assert (problem.field, problem.value) == (
+        "--num_gpus",
+        "2",
+    ) and "--num_accelerators 2" in problem.remedy
     assert refusals(loads.extension(["--allow_cpu"])) == []
     with_gpus(monkeypatch, 2)
     assert refusals(loads.extension([])) == []
@@ -89,7 +105,9 @@ def test_a_run_for_which_gpus_were_asked_does_not_slip_onto_the_cpu(monkeypatch)
 def test_kernels_that_are_asked_for_without_a_compiler_are_refused(monkeypatch):
     with_gpus(monkeypatch, 1)
     monkeypatch.setattr(jit, "no_compiler", lambda: "Triton needs a C compiler")
-    assert "Triton needs a C compiler" in device.describe(loads.extension([])), "the plain forms take over"
+    assert "Triton needs a C compiler" in device.describe(loads.extension([])), (
+        "the plain forms take over"
+    )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("tape_ds.training.library_checks.is_torch_cuda_available", lambda: True)
     monkeypatch.setattr("tape_ds.training.library_checks.is_torch_bf16_gpu_available", lambda: True)

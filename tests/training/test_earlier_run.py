@@ -25,7 +25,10 @@ LINE = {
 
 def refusals(output, **asked):
     found = earlier_run.look(output)
-    return [f"{each.wrong}; {each.remedy}" for each in earlier_run.check_new_start(found, trains=True, **asked)]
+    return [
+        f"{each.wrong}; {each.remedy}"
+        for each in earlier_run.check_new_start(found, trains=True, **asked)
+    ]
 
 
 @pytest.mark.parametrize("cut", ["", '{"step": 3, "gra'])
@@ -42,7 +45,9 @@ def test_metrics_of_a_version_without_a_marker_are_a_run_s(tmp_path, cut):
     ]
     found = earlier_run.look(tmp_path)
     resumed = earlier_run.check_same_run(found, {"seed": 7}, 0, anyway=True, trains=True)
-    assert [each.remedy for each in resumed] == [asked], "that its identity is unknown is no reason to replace it"
+    assert [each.remedy for each in resumed] == [asked], (
+        "that its identity is unknown is no reason to replace it"
+    )
     assert refusals(tmp_path, start_anew=True) == []
     assert earlier_run.remove(found) == ["results/mine.json"]
     assert [path.name for path in tmp_path.iterdir()] == ["results"]
@@ -63,4 +68,6 @@ def test_other_metrics_stay_a_person_s(tmp_path, text):
     (tmp_path / run_folder.METRICS).write_text(text)
     for start_anew in (False, True):
         (wrong,) = refusals(tmp_path, start_anew=start_anew)
-        assert wrong.startswith("it holds what no run is known to have written: metrics.jsonl; move that")
+        assert wrong.startswith(
+            "it holds what no run is known to have written: metrics.jsonl; move that"
+        )

@@ -26,7 +26,14 @@ from tests.training.runs.test_extension import model, recipe
 
 __all__ = ["model"]  # the fixture
 
-FIELDS = {"max_steps": 6, "save_steps": 2, "logging_steps": 4, "report_to": "none", "method": "norms", "eval_data": ""}
+FIELDS = {
+    "max_steps": 6,
+    "save_steps": 2,
+    "logging_steps": 4,
+    "report_to": "none",
+    "method": "norms",
+    "eval_data": "",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +71,9 @@ def told(folder):
     """Losses by step, and the weights."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     weights = (folder / "trained" / "trained.safetensors").read_bytes()
-    return [(line["step"], line["loss"], line["grad_norm"], line["learning_rate"]) for line in lines], weights
+    return [
+        (line["step"], line["loss"], line["grad_norm"], line["learning_rate"]) for line in lines
+    ], weights
 
 
 @pytest.mark.parametrize("steps", [(1, 5), (3, 4), (6,)])
@@ -99,7 +108,9 @@ def test_a_stop_while_it_scores_waits_for_no_more_documents(train, monkeypatch):
     stop, scored = StopRequest(), []
 
     def score(*_):
-        return distributed_map.distributed_map(lambda _: (scored.append(1), stop.request("SIGINT")), range(5))
+        return distributed_map.distributed_map(
+            lambda _: (scored.append(1), stop.request("SIGINT")), range(5)
+        )
 
     monkeypatch.setattr("tape_ds.training.held_out.score_variants", score)
     assert train("run", stop, eval_data=f"text:{train.folder}/held.txt") == 0
@@ -116,10 +127,14 @@ def test_a_run_that_has_ended_is_not_begun_again(train):
 
 def test_another_run_s_folder_is_refused_or_cleared(train):
     assert train() == 0
-    with pytest.raises(UserError, match=r"holds checkpoints of an earlier run: checkpoint-4, checkpoint-6"):
+    with pytest.raises(
+        UserError, match=r"holds checkpoints of an earlier run: checkpoint-4, checkpoint-6"
+    ):
         train(learning_rate=0.5)
     anew = "--start_anew to remove that, or another output_dir"
-    with pytest.raises(UserError, match=rf"(?s)holds checkpoints of an earlier run.*remedy: {anew}"):
+    with pytest.raises(
+        UserError, match=rf"(?s)holds checkpoints of an earlier run.*remedy: {anew}"
+    ):
         train(method="yarn")
     assert run_folder.read(train.folder / "run" / "finished") is not None, "nothing was touched"
     assert train(learning_rate=0.5, start_anew=True, max_steps=2) == 0
@@ -128,7 +143,11 @@ def test_another_run_s_folder_is_refused_or_cleared(train):
 
 def contents(folder):
     """Every file below a folder, without its locks, and what it holds."""
-    files = (path for path in folder.rglob("*") if path.is_file() and path.parent.name != run_folder.RANKS)
+    files = (
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and path.parent.name != run_folder.RANKS
+    )
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
@@ -146,8 +165,12 @@ def test_what_an_earlier_run_left_is_never_replaced_unasked(train, method, capsy
 
     assert "an earlier run's finished, " in refusal(train, **other)
     wrong = refusal(train, **other, resume="auto")
-    assert "it is finished" in wrong and ("learning_rate was 0.001 and is 0.5" in wrong) == (method == "norms")
-    assert "what no run is known to have written: trained/notes.txt" in refusal(train, **other, start_anew=True)
+    assert "it is finished" in wrong and ("learning_rate was 0.001 and is 0.5" in wrong) == (
+        method == "norms"
+    )
+    assert "what no run is known to have written: trained/notes.txt" in refusal(
+        train, **other, start_anew=True
+    )
     with pytest.raises(NothingToDo, match="finished already"):
         train(**fields, resume="auto")
     assert contents(run) == before
@@ -156,11 +179,17 @@ def test_what_an_earlier_run_left_is_never_replaced_unasked(train, method, capsy
     (run / "results" / "notes.txt").write_text("also mine")
     capsys.readouterr()
     assert train(**other, start_anew=True) == 0
-    removing = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("start_anew: removing"))
+    removing = next(
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("start_anew: removing")
+    )
     assert "finished" in removing and "results/ (" in removing and "trained/ (" in removing
     assert (run / "notes.txt").read_text() == "my own notes"
     assert (run / "results" / "notes.txt").read_text() == "also mine"
-    assert (run / "trained" / "trained.json").is_file() and not (run / "trained" / "notes.txt").exists()
+    assert (run / "trained" / "trained.json").is_file() and not (
+        run / "trained" / "notes.txt"
+    ).exists()
 
 
 def test_a_run_of_an_older_version_is_removed_by_start_anew(train):
@@ -172,7 +201,10 @@ def test_a_run_of_an_older_version_is_removed_by_start_anew(train):
     notes.write_text("my own notes")
     before = contents(run)
     wrong = refusal(train, save_strategy="no", start_anew=True)
-    assert "what no run is known to have written: trained/notes.txt\n" in wrong and contents(run) == before
+    assert (
+        "what no run is known to have written: trained/notes.txt\n" in wrong
+        and contents(run) == before
+    )
     notes.unlink()
     wrong = refusal(train, save_strategy="no")
     assert "an earlier run's finished, " in wrong and "--start_anew to remove that" in wrong
@@ -202,7 +234,11 @@ def test_a_person_s_files_in_a_new_folder_are_refused_by_name(train):
     before = contents(run)
     for changes in ({}, {"start_anew": True}, {"method": "yarn"}):
         wrong = refusal(train, **changes)
-        assert "trained/model.bin" in wrong and "results/run.json" in wrong and "metrics.jsonl" in wrong
+        assert (
+            "trained/model.bin" in wrong
+            and "results/run.json" in wrong
+            and "metrics.jsonl" in wrong
+        )
     assert "checkpoint-500/optimizer.pt" in refusal(train, start_anew=True)
     assert contents(run) == before
 
@@ -222,14 +258,19 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_again(train, monkey
     first = (run / "metrics.jsonl").read_text()
     assert len(first.splitlines()) == 2
     wrong = refusal(train, **fields)
-    assert "an earlier run's metrics.jsonl" in wrong and "--resume auto to begin the same run again" in wrong
+    assert (
+        "an earlier run's metrics.jsonl" in wrong
+        and "--resume auto to begin the same run again" in wrong
+    )
     assert "seed was 42 and is 7" in refusal(train, **fields, seed=7, resume="auto")
     capsys.readouterr()
     assert train(**fields, resume="auto") == 0
     assert "the metrics so far are kept in metrics-1.jsonl" in capsys.readouterr().out
     assert (run / "metrics-1.jsonl").read_text() == first
     losses = [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert losses[:2] == [json.loads(line)["loss"] for line in first.splitlines()] and len(losses) == 6
+    assert (
+        losses[:2] == [json.loads(line)["loss"] for line in first.splitlines()] and len(losses) == 6
+    )
 
 
 def test_a_person_s_files_next_to_trained_weights_stay_when_these_are_written_again(train):
@@ -240,7 +281,9 @@ def test_a_person_s_files_next_to_trained_weights_stay_when_these_are_written_ag
     (folder / "plots" / "mine.txt").write_text("mine")
     assert train(resume="true") == 0
     assert (folder / "plots" / "mine.txt").read_text() == "mine"
-    assert (folder / "trained.safetensors").is_file() and not folder.with_name("trained.replaced").exists()
+    assert (folder / "trained.safetensors").is_file() and not folder.with_name(
+        "trained.replaced"
+    ).exists()
 
 
 def test_a_checkpoint_of_another_folder_is_not_resumed_into_an_earlier_run(train):
@@ -248,11 +291,16 @@ def test_a_checkpoint_of_another_folder_is_not_resumed_into_an_earlier_run(train
     before = contents(train.folder / "second")
     wrong = refusal(train, output="second", resume=train.folder / "first" / "checkpoint-4")
     assert "it holds checkpoints of an earlier run: checkpoint-4, checkpoint-6" in wrong
-    assert "learning_rate was 0.5 and is 0.001" in wrong and contents(train.folder / "second") == before
+    assert (
+        "learning_rate was 0.5 and is 0.001" in wrong
+        and contents(train.folder / "second") == before
+    )
     assert train("third", resume=train.folder / "first" / "checkpoint-4") == 0
 
 
-@pytest.mark.parametrize("text, kept", [("", False), ("before the change", False), ("before-the-change", True)])
+@pytest.mark.parametrize(
+    "text, kept", [("", False), ("before the change", False), ("before-the-change", True)]
+)
 def test_a_person_asks_for_a_checkpoint(train, monkeypatch, text, kept):
     """A file in the run's folder; with a name in it the checkpoint stays for ever."""
     folder = train.folder / "run"
@@ -290,14 +338,21 @@ def test_a_run_without_one_checkpoint_is_not_finished(train, monkeypatch, capsys
         patched.setattr(saving, "save", too_large)
         assert train() == 2
     printed = capsys.readouterr().out
-    assert printed.count("CHECKPOINT NOT SAVED") == 3 and "all 3 saves failed, so there is NO checkpoint" in printed
+    assert (
+        printed.count("CHECKPOINT NOT SAVED") == 3
+        and "all 3 saves failed, so there is NO checkpoint" in printed
+    )
     output = train.folder / "run"
-    assert (output / "trained" / "trained.json").is_file() and not (output / run_folder.FINISHED).exists()
+    assert (output / "trained" / "trained.json").is_file() and not (
+        output / run_folder.FINISHED
+    ).exists()
 
     with monkeypatch.context() as patched:  # once is enough
         at_step(patched, 4, lambda _: patched.setattr(saving, "save", too_large))
         assert train(output="other") == 0
-    assert [folder.name for folder in checkpoint.committed(train.folder / "other")] == ["checkpoint-2"]
+    assert [folder.name for folder in checkpoint.committed(train.folder / "other")] == [
+        "checkpoint-2"
+    ]
     assert (train.folder / "other" / run_folder.FINISHED).exists()
 
 
@@ -313,7 +368,9 @@ def test_weights_that_cannot_be_written_are_a_message(train, monkeypatch):
 
 def poison(trainer):
     """Make every gradient NaN from the step on that is being taken."""
-    parameter = next(parameter for parameter in trainer.model.parameters() if parameter.requires_grad)
+    parameter = next(
+        parameter for parameter in trainer.model.parameters() if parameter.requires_grad
+    )
     return parameter.register_hook(lambda gradient: gradient * math.nan)
 
 
@@ -322,14 +379,26 @@ def test_steps_that_are_not_finite_end_the_run(train, monkeypatch, capsys):
     at_step(monkeypatch, 3, poison)
     assert train(nonfinite_limit=2, logging_steps=1) == 3
     printed = capsys.readouterr().out
-    assert "step 3: a gradient" in printed and "step SKIPPED, weights unchanged (1 so far, 1 in a row)" in printed
-    lines = [json.loads(line) for line in (train.folder / "run" / run_folder.NONFINITE).read_text().splitlines()]
-    assert [(line["step"], line["samples"]["0"]) for line in lines] == [(3, [8, 9, 10, 11]), (4, [12, 13, 14, 15])]
     assert (
-        not (train.folder / "run" / "trained").exists() and run_folder.read(train.folder / "run" / "finished") is None
+        "step 3: a gradient" in printed
+        and "step SKIPPED, weights unchanged (1 so far, 1 in a row)" in printed
+    )
+    lines = [
+        json.loads(line)
+        for line in (train.folder / "run" / run_folder.NONFINITE).read_text().splitlines()
+    ]
+    assert [(line["step"], line["samples"]["0"]) for line in lines] == [
+        (3, [8, 9, 10, 11]),
+        (4, [12, 13, 14, 15]),
+    ]
+    assert (
+        not (train.folder / "run" / "trained").exists()
+        and run_folder.read(train.folder / "run" / "finished") is None
     )
     newest = checkpoint.committed(train.folder / "run")[-1]
-    assert all(tensor.isfinite().all() for tensor in load_file(newest / "trained.safetensors").values())
+    assert all(
+        tensor.isfinite().all() for tensor in load_file(newest / "trained.safetensors").values()
+    )
 
 
 @pytest.mark.parametrize("action", ["warn", "skip"])
@@ -343,10 +412,21 @@ def test_a_spike_is_reported_and_skipped_if_asked(train, monkeypatch, capsys, ac
     monkeypatch.setattr(Trainer, "compute_loss", compute_loss)
     assert train(spike_action=action, logging_steps=1, spike_window=8) == 0
     printed = capsys.readouterr().out
-    assert "step 5: the loss" in printed and ("step SKIPPED, weights unchanged" in printed) == (action == "skip")
-    lines = [json.loads(line) for line in (train.folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert "step 5: the loss" in printed and ("step SKIPPED, weights unchanged" in printed) == (
+        action == "skip"
+    )
+    lines = [
+        json.loads(line)
+        for line in (train.folder / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert lines[4]["loss"] > 50, "the loss itself is logged"
-    assert [line["skipped"] for line in lines] == [0, 0, 0, 0, *([1, 1] if action == "skip" else [0, 0])]
+    assert [line["skipped"] for line in lines] == [
+        0,
+        0,
+        0,
+        0,
+        *([1, 1] if action == "skip" else [0, 0]),
+    ]
     assert not (train.folder / "run" / run_folder.NONFINITE).exists()
 
 
@@ -384,7 +464,9 @@ def test_a_save_on_its_way_is_committed_when_a_guard_stops_the_run(train, monkey
     monkeypatch.setattr(Saver, "begin", start)
     at_step(monkeypatch, 3, poison)
     assert train(async_save=True, nonfinite_limit=1) == 3
-    assert [folder.name for folder in checkpoint.committed(train.folder / "run")] == ["checkpoint-2"]
+    assert [folder.name for folder in checkpoint.committed(train.folder / "run")] == [
+        "checkpoint-2"
+    ]
 
 
 @pytest.mark.parametrize("harm", [False, True])
@@ -428,16 +510,30 @@ def test_a_stop_on_a_full_disk_is_no_error_of_another_kind(train, monkeypatch, c
 
 def test_a_setting_that_may_change_takes_effect(train):
     """Optimizer and scheduler bring the old ones back: another rate was announced, and never used."""
-    plain = {"learning_rate": 0.01, "lr_scheduler_type": "constant", "warmup_steps": 0, "logging_steps": 1}
+    plain = {
+        "learning_rate": 0.01,
+        "lr_scheduler_type": "constant",
+        "warmup_steps": 0,
+        "logging_steps": 1,
+    }
     assert train(**plain, max_steps=2) == 0
     changed = plain | {"learning_rate": 0.002, "weight_decay": 0.25}
     with pytest.raises(UserError) as caught:
         train(**changed, resume="auto")
-    assert {problem.field for problem in caught.value.problems} == {"learning_rate", "weight_decay", "max_steps"}
+    assert {problem.field for problem in caught.value.problems} == {
+        "learning_rate",
+        "weight_decay",
+        "max_steps",
+    }
     assert train(**changed, resume="auto", resume_anyway=True) == 0
-    lines = [json.loads(line) for line in (train.folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line)
+        for line in (train.folder / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert [line["learning_rate"] for line in lines] == [0.01] * 2 + [0.002] * 4
-    groups = torch.load(train.folder / "run" / "checkpoint-6" / "optimizer.pt", weights_only=True)["param_groups"]
+    groups = torch.load(train.folder / "run" / "checkpoint-6" / "optimizer.pt", weights_only=True)[
+        "param_groups"
+    ]
     assert {group["weight_decay"] for group in groups} <= {0.25, 0.0}
 
 
@@ -457,4 +553,6 @@ def test_the_rate_that_is_logged_is_the_one_that_was_used(train, monkeypatch):
     assert train(**rising, max_steps=3, logging_steps=1, save_strategy="no") == 0
     lines = (train.folder / "run" / "metrics.jsonl").read_text().splitlines()
     # each step moves it on twice, by the engine and by the trainer
-    assert [json.loads(line)["learning_rate"] for line in lines] == pytest.approx([0.0, 0.02 / 3, 0.01])
+    assert [json.loads(line)["learning_rate"] for line in lines] == pytest.approx(
+        [0.0, 0.02 / 3, 0.01]
+    )

@@ -15,7 +15,14 @@ JOB = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 @pytest.fixture(autouse=True)
 def restored(monkeypatch):
     """Every variable and thread count as it was before the test."""
-    more = ("OMP_NUM_THREADS", "LOCAL_SIZE", "WANDB_DIR", "WANDB_MODE", *environment.ALLOCATOR_VARIABLES, *JOB)
+    more = (
+        "OMP_NUM_THREADS",
+        "LOCAL_SIZE",
+        "WANDB_DIR",
+        "WANDB_MODE",
+        *environment.ALLOCATOR_VARIABLES,
+        *JOB,
+    )
     for name in (*environment.DEFAULTS, *more):
         monkeypatch.setenv(name, "")  # so that the value at the end of the test is undone, too
         monkeypatch.delenv(name)
@@ -37,7 +44,10 @@ def test_the_allocator_s_segments_grow_unless_the_user_has_set_it_up(name, monke
     monkeypatch.setenv(name, "max_split_size_mb:64")
     assert not environment.expand_segments() and os.environ[name] == "max_split_size_mb:64"
     monkeypatch.delenv(name)
-    assert environment.expand_segments() and os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    assert (
+        environment.expand_segments()
+        and os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    )
 
 
 def test_a_process_without_a_launcher_is_a_job_of_one():

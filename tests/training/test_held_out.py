@@ -9,7 +9,12 @@ from tests.methods.test_methods import settings
 from tests.models.helpers import tiny_model, tokens
 
 VARIANTS = {"off": WITHOUT_UPDATES, "on": None}
-YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 1.0, "original_max_position_embeddings": 32}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 1.0,
+    "original_max_position_embeddings": 32,
+}
 
 
 def scores(model, ids):
@@ -17,7 +22,9 @@ def scores(model, ids):
     return {variant: found[variant]["text"].nll for variant in VARIANTS}
 
 
-@pytest.mark.parametrize("encoding, angles", [("tape abacus", {}), ("tape", {"rope_parameters": YARN})])
+@pytest.mark.parametrize(
+    "encoding, angles", [("tape abacus", {}), ("tape", {"rope_parameters": YARN})]
+)
 def test_adapters_that_add_nothing_change_no_score(encoding, angles):
     """Both variants need the encoding's own weights, which peft keeps elsewhere in the model."""
     model, ids = tiny_model("gqa", encoding, **angles), tokens(1, 64)

@@ -12,12 +12,16 @@ from tests.config import loads
 
 FOLDER = Path("checkpoint-3")
 RECIPE = ["--recipe", "tiny"]
-TOKENIZER = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
+TOKENIZER = PreTrainedTokenizerFast(
+    tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+)
 
 
 def of(*arguments, data=None, base=None):
     recipe = loads.pretraining([*RECIPE, *arguments], world_size=2)
-    return identity.collect(recipe, TOKENIZER, {"text:a": "1", "text:b": "2"} if data is None else data, base)
+    return identity.collect(
+        recipe, TOKENIZER, {"text:a": "1", "text:b": "2"} if data is None else data, base
+    )
 
 
 def named(changed, anyway=False):
@@ -28,7 +32,12 @@ def named(changed, anyway=False):
 @pytest.mark.parametrize(
     "free",
     [
-        *(["--output_dir", "x"], ["--save_steps", "7"], ["--dataloader_num_workers", "2"], ["--eval_data", ""]),
+        *(
+            ["--output_dir", "x"],
+            ["--save_steps", "7"],
+            ["--dataloader_num_workers", "2"],
+            ["--eval_data", ""],
+        ),
         *(["--train_data", "stdlib"], ["--max_grad_norm", "1.0"], ["--skip_bad_rows", "9"]),
     ],
 )
@@ -40,9 +49,17 @@ def test_what_changes_no_number_is_not_named(free):
 @pytest.mark.parametrize(
     ("field", "value", "may_change"),
     [
-        *(("learning_rate", "1e-4", True), ("max_steps", "500", True), ("per_device_train_batch_size", "2", True)),
+        *(
+            ("learning_rate", "1e-4", True),
+            ("max_steps", "500", True),
+            ("per_device_train_batch_size", "2", True),
+        ),
         *(("position_learning_rate", "10x", True), ("seed", "7", False), ("window", "128", False)),
-        *(("hidden_size", "64", False), ("global_batch_size", "16", False), ("optim", "adafactor", False)),
+        *(
+            ("hidden_size", "64", False),
+            ("global_batch_size", "16", False),
+            ("optim", "adafactor", False),
+        ),
         *(("position_encoding", "rope", False), ("bf16", "true", False)),
     ],
 )
@@ -64,15 +81,21 @@ def test_weights_may_not_change():
 
     def weighted(*weights):
         names = ("stdlib:ast.py", "stdlib:ssl.py")
-        entries = [{"source": name, "weight": weight} for name, weight in zip(names, weights, strict=True)]
+        entries = [
+            {"source": name, "weight": weight} for name, weight in zip(names, weights, strict=True)
+        ]
         return of("--train_data", json.dumps(entries))
 
     saved = weighted(1, 3)
     assert identity.differences(saved, weighted(2, 6)) == []
     for now in (weighted(1, 2), of()):
         found = identity.differences(saved, now)
-        assert [each.field for each in identity.problems(FOLDER, found, anyway=True)] == ["train_data.weight"]
-    assert not [name for name in of() if "weight" in name and "decay" not in name], "as before, without weights"
+        assert [each.field for each in identity.problems(FOLDER, found, anyway=True)] == [
+            "train_data.weight"
+        ]
+    assert not [name for name in of() if "weight" in name and "decay" not in name], (
+        "as before, without weights"
+    )
 
 
 def test_a_file_of_the_base_model_that_was_changed_is_named(tmp_path):
@@ -87,15 +110,22 @@ def test_a_file_of_the_base_model_that_was_changed_is_named(tmp_path):
 def test_versions_may_change_and_a_commit_is_only_named():
     now = of() | {"code.torch": "9.9", identity.COMMIT: "another"}
     assert named(now) == ["torch"] and named(now, anyway=True) == []
-    assert [each.name for each in identity.differences(of(), now)] == [identity.COMMIT, "code.torch"]
+    assert [each.name for each in identity.differences(of(), now)] == [
+        identity.COMMIT,
+        "code.torch",
+    ]
 
 
 def test_a_checkpoint_from_before_position_parameters_were_a_group_is_refused():
     """Its optimizer's state is divided otherwise, and would fail to load with a traceback."""
-    saved = {name: value for name, value in of().items() if not name.startswith("recipe.position_weight")}
+    saved = {
+        name: value for name, value in of().items() if not name.startswith("recipe.position_weight")
+    }
     refused = identity.problems(FOLDER, identity.differences(saved, of()), anyway=True)
     assert [problem.field for problem in refused] == ["position_weight_decay"]
-    assert not any(name.startswith("recipe.position_weight") for name in of("--position_encoding", "rope"))
+    assert not any(
+        name.startswith("recipe.position_weight") for name in of("--position_encoding", "rope")
+    )
 
 
 def test_a_checkpoint_goes_on_that_has_a_field_under_its_former_name():

@@ -16,17 +16,25 @@ from tests.config.loads import extension as load
 
 def recipe(**fields):
     """The demo's recipe with these fields, of a machine that is not looked at."""
-    plain = {name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()}
+    plain = {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in fields.items()
+    }
     words = [part for name, value in plain.items() for part in (f"--{name}", value)]
     return load(words, elsewhere=True)
 
 
 def rates(asked, steps):
     """The learning rates of a run's steps, relative to the recipe's, as transformers gives them."""
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=asked.trainer_value("learning_rate"))
+    optimizer = torch.optim.SGD(
+        [torch.nn.Parameter(torch.zeros(1))], lr=asked.trainer_value("learning_rate")
+    )
     warmup = library_checks.warmup_steps(asked.trainer_value("warmup_steps"), steps)
     given = asked.trainer_value("lr_scheduler_kwargs")
-    scheduler, found = get_scheduler(asked.trainer_value("lr_scheduler_type"), optimizer, warmup, steps, given), []
+    scheduler, found = (
+        get_scheduler(asked.trainer_value("lr_scheduler_type"), optimizer, warmup, steps, given),
+        [],
+    )
     for _ in range(steps):
         found.append(scheduler.get_last_lr()[0] / asked.trainer_value("learning_rate"))
         optimizer.step()
@@ -44,24 +52,50 @@ def test_one_step_of_a_shipped_recipe_is_trained_at_its_full_rate(name):
 
 @pytest.mark.parametrize(
     ("asked", "steps", "warmup"),
-    [(0.1, 1, 0), (0.1, 2, 1), (0.1, 10, 1), (0.03, 100, 3), (0.9, 2, 1), (0, 5, 0), (2, 10, 2), (2.0, 2, 2)],
+    [
+        (0.1, 1, 0),
+        (0.1, 2, 1),
+        (0.1, 10, 1),
+        (0.03, 100, 3),
+        (0.9, 2, 1),
+        (0, 5, 0),
+        (2, 10, 2),
+        (2.0, 2, 2),
+    ],
 )
 def test_a_share_of_warmup_never_is_the_whole_run(asked, steps, warmup):
     assert library_checks.warmup_steps(asked, steps) == warmup
 
 
 IMPOSSIBLE = {
-    "all warm-up": ("lr_scheduler_type", {"lr_scheduler_type": "polynomial", "max_steps": 2, "warmup_steps": 2}),
-    "rate of 0": ("lr_scheduler_type", {"lr_scheduler_type": "linear", "max_steps": 1, "warmup_steps": 1}),
+    "all warm-up": (
+        "lr_scheduler_type",
+        {"lr_scheduler_type": "polynomial", "max_steps": 2, "warmup_steps": 2},
+    ),
+    "rate of 0": (
+        "lr_scheduler_type",
+        {"lr_scheduler_type": "linear", "max_steps": 1, "warmup_steps": 1},
+    ),
     "no min_lr": ("lr_scheduler_type", {"lr_scheduler_type": "cosine_with_min_lr"}),
     "end": (
         "lr_scheduler_type",
-        {"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": {"lr_end": 0.5}, "learning_rate": 0.1},
+        {
+            "lr_scheduler_type": "polynomial",
+            "lr_scheduler_kwargs": {"lr_end": 0.5},
+            "learning_rate": 0.1,
+        },
     ),
-    "above 1": ("lr_scheduler_type", {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 9}}),
+    "above 1": (
+        "lr_scheduler_type",
+        {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 9}},
+    ),
     "long decay": (
         "lr_scheduler_kwargs.num_decay_steps",
-        {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": {"num_decay_steps": 9}, "max_steps": 8},
+        {
+            "lr_scheduler_type": "warmup_stable_decay",
+            "lr_scheduler_kwargs": {"num_decay_steps": 9},
+            "max_steps": 8,
+        },
     ),
     "unknown": (
         "lr_scheduler_kwargs.num_cycle",
@@ -70,7 +104,10 @@ IMPOSSIBLE = {
     "optimizer's argument": ("optim_args", {"optim": "sgd", "optim_args": "momentum=much"}),
     "not read": ("optim_args", {"optim_args": "momentum=0.9"}),
     "nesterov": ("optim_args", {"optim": "sgd", "optim_args": "nesterov=true"}),
-    "backend": ("torch_compile_backend", {"torch_compile": True, "torch_compile_backend": "indictor"}),
+    "backend": (
+        "torch_compile_backend",
+        {"torch_compile": True, "torch_compile_backend": "indictor"},
+    ),
     "mode": ("torch_compile_mode", {"torch_compile": True, "torch_compile_mode": "fast"}),
     "recomputing": (
         "activation_checkpointing_kwargs",
@@ -118,7 +155,10 @@ def test_arguments_of_an_optimizer_that_need_each_other_are_possible():
 
 def test_a_run_over_epochs_is_checked_as_soon_as_its_steps_are_known():
     """8 sequences are one step of the demo, which cannot decay for 5."""
-    fields = {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": {"num_decay_steps": 5}}
+    fields = {
+        "lr_scheduler_type": "warmup_stable_decay",
+        "lr_scheduler_kwargs": {"num_decay_steps": 5},
+    }
     asked = recipe(max_steps=-1, num_train_epochs=1, **fields)
     assert library_checks.check(asked) == [], "the data may be long enough"
     assert run.sample_count(asked, 48) == 48
@@ -140,5 +180,11 @@ def test_a_package_that_this_machine_lacks_is_another_s_business(monkeypatch):
 def test_the_engine_s_own_optimizer_and_schedule_are_left_to_it():
     """They replace the trainer's; the JSON is checked elsewhere."""
     engine = {"optimizer": {"type": "AdamW"}, "scheduler": {"type": "WarmupDecayLR", "params": {}}}
-    asked = recipe(lr_scheduler_type="linear", warmup_steps=1, max_steps=1, deepspeed=engine, optim="adamw_torch")
+    asked = recipe(
+        lr_scheduler_type="linear",
+        warmup_steps=1,
+        max_steps=1,
+        deepspeed=engine,
+        optim="adamw_torch",
+    )
     assert library_checks.check(asked) == []

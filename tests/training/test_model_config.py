@@ -22,15 +22,25 @@ def test_a_folders_configuration_stands_in_for_the_recipes_model(tmp_path):
 def test_a_look_reads_no_model_that_is_not_at_hand(monkeypatch, tmp_path):
     """Neither the network nor an unpacked file: published sizes, or a folder's configuration, or nothing."""
     monkeypatch.setattr(model_folder, "resolve", lambda model: pytest.fail(model))
-    monkeypatch.setattr("tape_ds.data.tokenizer.load_tokenizer", lambda tokenizer: pytest.fail(tokenizer))
-    assert model_config.known_config(loads.extension(["--model", "somebody/llama-11b"], world_size=1)) is None
-    assert model_config.known_config(loads.extension(["--model", "smollm2"], world_size=1)).hidden_size == 576
+    monkeypatch.setattr(
+        "tape_ds.data.tokenizer.load_tokenizer", lambda tokenizer: pytest.fail(tokenizer)
+    )
+    assert (
+        model_config.known_config(loads.extension(["--model", "somebody/llama-11b"], world_size=1))
+        is None
+    )
+    assert (
+        model_config.known_config(loads.extension(["--model", "smollm2"], world_size=1)).hidden_size
+        == 576
+    )
     shape.published("meta-llama/Llama-2-13b-hf").save_pretrained(tmp_path)
     save_file({"x": torch.ones(1)}, tmp_path / "model.safetensors")
     (tmp_path / "tokenizer.json").write_text("{}")
     local = loads.extension(["--recipe", "llama2_7b_8k", "--model", str(tmp_path)], world_size=1)
     assert model_config.known_config(local).hidden_size == 5120
-    own = loads.pretraining(["--recipe", "c4_155m_tape", "--tokenizer", "somebody/words", "--vocab_size", "null"], 1)
+    own = loads.pretraining(
+        ["--recipe", "c4_155m_tape", "--tokenizer", "somebody/words", "--vocab_size", "null"], 1
+    )
     assert model_config.known_config(own) is None
 
 
@@ -42,14 +52,27 @@ def test_smollm2_is_planned_by_the_sizes_that_it_has():
 
 def test_a_base_that_has_the_encoding_keeps_its_options(tmp_path):
     """The planner counted the default rank, whatever the model had."""
-    shape.published("smollm2", position_encoding="tape", position_options={"rank": 5}).save_pretrained(tmp_path)
-    found = model_config.planned_config(loads.extension(["--method", "tape"], world_size=1), str(tmp_path))
+    shape.published(
+        "smollm2", position_encoding="tape", position_options={"rank": 5}
+    ).save_pretrained(tmp_path)
+    found = model_config.planned_config(
+        loads.extension(["--method", "tape"], world_size=1), str(tmp_path)
+    )
     assert found.position_options["rank"] == 5
 
 
 def test_a_new_model_that_cannot_be_cut_is_refused_beforehand():
     """It was built first, and refused when it was handed to its ranks."""
-    words = ["--vocab_size", "3", "--tensor_parallel_size", "4", "--deepspeed", "zero1", "--global_batch_size", "8"]
+    words = [
+        "--vocab_size",
+        "3",
+        "--tensor_parallel_size",
+        "4",
+        "--deepspeed",
+        "zero1",
+        "--global_batch_size",
+        "8",
+    ]
     recipe = loads.pretraining(["--recipe", "tiny", "--position_encoding", "rope", *words], 4)
     with pytest.raises(UserError, match="tensor_parallel_size"):
         model_config.known_config(recipe)
@@ -57,24 +80,42 @@ def test_a_new_model_that_cannot_be_cut_is_refused_beforehand():
 
 def test_log_scale_begins_at_the_length_that_a_model_has_natively(tmp_path):
     """It began at the target, and had no effect on any text that was trained."""
-    words = ["--recipe", "smollm2_16k_lora", "--position_options", "{log_scale: all, log_scale_by: positions}"]
+    words = [
+        "--recipe",
+        "smollm2_16k_lora",
+        "--position_options",
+        "{log_scale: all, log_scale_by: positions}",
+    ]
     found = model_config.planned_config(loads.extension(words, world_size=1))
     assert found.max_position_embeddings == 16384
-    assert found.position_options == {"log_scale": "all", "log_scale_by": "positions", "log_scale_from": 8192}
+    assert found.position_options == {
+        "log_scale": "all",
+        "log_scale_by": "positions",
+        "log_scale_from": 8192,
+    }
     own = [*words[:2], "--position_options", "{log_scale: all, log_scale_from: 4096}"]
-    assert model_config.planned_config(loads.extension(own, world_size=1)).position_options["log_scale_from"] == 4096
+    assert (
+        model_config.planned_config(loads.extension(own, world_size=1)).position_options[
+            "log_scale_from"
+        ]
+        == 4096
+    )
 
 
 def test_a_model_keeps_the_length_where_its_log_scale_begins(tmp_path):
     """It moved with max_position_embeddings: an extended or fine-tuned model computed other scores than its base."""
-    shape.published("smollm2", position_encoding="rope", position_options={"log_scale": "all"}).save_pretrained(
-        tmp_path
-    )
+    shape.published(
+        "smollm2", position_encoding="rope", position_options={"log_scale": "all"}
+    ).save_pretrained(tmp_path)
     kept = {"log_scale": "all", "log_scale_from": 8192}
-    extended = loads.extension(["--recipe", "smollm2_16k_lora", "--position_options", "{}"], world_size=1)
+    extended = loads.extension(
+        ["--recipe", "smollm2_16k_lora", "--position_options", "{}"], world_size=1
+    )
     assert model_config.planned_config(extended, str(tmp_path)).position_options == kept
     base = model_config.planned_base(str(tmp_path)).config
     tuned = model_config.finetuned(loads.chat(["--max_tokens", "16k"], world_size=1), base)
     assert tuned.max_position_embeddings == 16384 and tuned.position_options == kept
     plain = shape.published("smollm2", position_encoding="rope")
-    assert not model_config.finetuned(loads.chat(["--max_tokens", "16k"], world_size=1), plain).position_options
+    assert not model_config.finetuned(
+        loads.chat(["--max_tokens", "16k"], world_size=1), plain
+    ).position_options

@@ -53,9 +53,9 @@ def loss_of_each(model, batch):
     """The loss of every label [B, T - 1], from the logits of the whole model."""
     given = {name: batch[name] for name in ("input_ids", "position_ids", "document_ids")}
     logits = model(**given, use_cache=False).logits
-    return F.cross_entropy(logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten(), reduction="none").view(
-        batch["labels"][:, 1:].shape
-    )
+    return F.cross_entropy(
+        logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten(), reduction="none"
+    ).view(batch["labels"][:, 1:].shape)
 
 
 def short_by_hand(model, batch, short, stride):
@@ -72,7 +72,9 @@ def short_by_hand(model, batch, short, stride):
             piece = slice(start, place)
             positions = batch["position_ids"].expand_as(labels)[row : row + 1, piece]
             given = {"position_ids": positions, "document_ids": documents[row : row + 1, piece]}
-            logits = model(batch["input_ids"][row : row + 1, piece], **given, use_cache=False).logits
+            logits = model(
+                batch["input_ids"][row : row + 1, piece], **given, use_cache=False
+            ).logits
             found[row, place] = F.cross_entropy(logits[0, -1], labels[row, place])
     return found
 
@@ -107,7 +109,12 @@ def test_short_losses_are_those_of_the_sequence_without_its_beginning(encoding):
 def test_a_step_is_the_formula_s(tmp_path, settings, micro):
     """In micro-batches of one sequence or all at once: a step of plain gradient descent moves every weight by the
     gradient of the weighted mean over the whole step, whose other figures are logged with it."""
-    changes = {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
+    changes = {
+        "optim": "sgd",
+        "learning_rate": 1.0,
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 0.0,
+    }
     changes |= {"max_steps": 1, "per_device_train_batch_size": micro}
     trainer = weighted(tmp_path, settings, **changes | {"gradient_accumulation_steps": 4 // micro})
     model = trainer.model
@@ -126,7 +133,9 @@ def test_a_step_is_the_formula_s(tmp_path, settings, micro):
     weights = weights.detach()
     assert len(weights[counted].unique()) > 2
     mean = (weights * each)[counted].sum() / divisor
-    names = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    names = {
+        name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
+    }
     gradients = torch.autograd.grad(mean, list(names.values()))
     before = {name: parameter.detach().clone() for name, parameter in names.items()}
     trainer.train()
@@ -151,7 +160,9 @@ def test_weights_of_one_are_the_plain_run(tmp_path):
         assert losses(run) == pytest.approx(losses(plain), rel=1e-6)
         assert [entry["plain_loss"] for entry in logged] == pytest.approx(losses(plain), rel=1e-6)
         assert [entry["mean_weight"] for entry in logged] == pytest.approx([1.0] * STEPS)
-        for (name, mine), other in zip(run.model.named_parameters(), plain.model.parameters(), strict=True):
+        for (name, mine), other in zip(
+            run.model.named_parameters(), plain.model.parameters(), strict=True
+        ):
             torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-6, msg=name)
 
 
@@ -168,5 +179,7 @@ def test_a_weighted_run_goes_on_to_the_last_digit(tmp_path, settings):
     assert len(logs[0]) == STEPS // 2
     for name in ("loss", "plain_loss", "mean_weight"):
         assert [each[name] for each in logs[0]] == [each[name] for each in logs[1]], name
-    for (name, mine), other in zip(rest.model.named_parameters(), whole.model.parameters(), strict=True):
+    for (name, mine), other in zip(
+        rest.model.named_parameters(), whole.model.parameters(), strict=True
+    ):
         assert torch.equal(mine, other), name

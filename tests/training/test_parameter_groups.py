@@ -30,22 +30,40 @@ def test_position_parameters_are_a_group_whatever_wraps_them(method):
     """peft trains a copy of each layer's, under another name; what it froze is in no group."""
     _, groups = divided(method, optimization=Optimization(position_learning_rate="10x"))
     positions = groups[POSITIONS]
-    assert len(positions.parameters) == 8 and all(".position." in name for name in positions.parameters)
-    assert not any(".position." in name for kind in groups if kind != POSITIONS for name in groups[kind].parameters)
+    assert len(positions.parameters) == 8 and all(
+        ".position." in name for name in positions.parameters
+    )
+    assert not any(
+        ".position." in name
+        for kind in groups
+        if kind != POSITIONS
+        for name in groups[kind].parameters
+    )
     assert (positions.learning_rate, positions.weight_decay) == (pytest.approx(1e-2), 0.0)
     for kind in groups.keys() - {POSITIONS}:
-        assert (groups[kind].learning_rate, groups[kind].weight_decay) == (1e-3, 0.1 if kind == MATRICES else 0.0)
+        assert (groups[kind].learning_rate, groups[kind].weight_decay) == (
+            1e-3,
+            0.1 if kind == MATRICES else 0.0,
+        )
 
 
 @pytest.mark.parametrize(
     ("encoding", "owners"),
-    [("t5", ".position."), ("fire", ".position."), ("rope abacus", "encoding.digits"), ("rope", None), ("nope", None)],
+    [
+        ("t5", ".position."),
+        ("fire", ".position."),
+        ("rope abacus", "encoding.digits"),
+        ("rope", None),
+        ("nope", None),
+    ],
 )
 def test_every_encoding_that_learns_has_the_group_and_no_other(encoding, owners):
     _, groups = divided(encoding=encoding)
     assert (POSITIONS in groups) is (owners is not None)
     assert (
-        all(owners in name for name in groups[POSITIONS].parameters) if owners else set(groups) == {MATRICES, VECTORS}
+        all(owners in name for name in groups[POSITIONS].parameters)
+        if owners
+        else set(groups) == {MATRICES, VECTORS}
     )
 
 
@@ -83,7 +101,9 @@ def test_scale_at_the_rate_times_heads_is_the_reference_under_adam():
         scales = [layer.position.attend for layer in model.model.layers[:-1]]
         for scale in scales if reference else []:
             parametrize.register_parametrization(scale, "weight", RowSums())
-        optimizer = torch.optim.AdamW(parameter_groups.for_optimizer(model, ARGUMENTS, optimization))
+        optimizer = torch.optim.AdamW(
+            parameter_groups.for_optimizer(model, ARGUMENTS, optimization)
+        )
         found = []
         for _ in range(4):
             ids = tokens(2, 12)

@@ -40,7 +40,11 @@ def test_a_run_ends_well_without_logs(tmp_path):
     """Nothing logged is no error at the very end; what the run's own scoring found is among the common figures."""
     report.conclude(Nothing(tmp_path), trainer_of([]), results.Result(command=[], started="now"))
     figures = results.load(tmp_path / "results" / "run.json").figures
-    assert (figures["tokens"], figures["tokens_per_second"], figures["peak_memory_bytes"]) == (100, None, None)
+    assert (figures["tokens"], figures["tokens_per_second"], figures["peak_memory_bytes"]) == (
+        100,
+        None,
+        None,
+    )
     assert figures["perplexity"] == {} and figures["train_loss"] == [] and figures["steps"] == 1
 
 
@@ -48,10 +52,14 @@ def test_rows_that_were_left_out_are_stored(tmp_path):
     run = Nothing(tmp_path)
     run.bad_rows = BadRows(3)
     for line in (2, 5):
-        run.bad_rows.add(Problem("train_data", "jsonl:a.jsonl#text", f"a.jsonl:{line} is not JSON", "mend it"))
+        run.bad_rows.add(
+            Problem("train_data", "jsonl:a.jsonl#text", f"a.jsonl:{line} is not JSON", "mend it")
+        )
     report.conclude(run, trainer_of([]), results.Result(command=[], started="now"))
     figures = results.load(tmp_path / "results" / "run.json").figures
-    assert figures["bad_rows"] == [f"jsonl:a.jsonl#text: a.jsonl:{line} is not JSON" for line in (2, 5)]
+    assert figures["bad_rows"] == [
+        f"jsonl:a.jsonl#text: a.jsonl:{line} is not JSON" for line in (2, 5)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +74,10 @@ def test_speed_is_tokens_by_seconds_without_the_first_line(tmp_path, speeds, ste
     """The first warms caches up, compiles kernels and fills the loader. The arithmetic mean was stored: 150, where 200
     tokens take 1.5 seconds."""
     history = [
-        {"step": step, "loss": math.nan, "tokens_per_second": speed} for step, speed in zip(steps, speeds, strict=True)
+        {"step": step, "loss": math.nan, "tokens_per_second": speed}
+        for step, speed in zip(steps, speeds, strict=True)
     ]
-    report.conclude(Nothing(tmp_path), trainer_of(history), results.Result(command=[], started="now"))
+    report.conclude(
+        Nothing(tmp_path), trainer_of(history), results.Result(command=[], started="now")
+    )
     assert results.load(tmp_path / "results" / "run.json").figures["tokens_per_second"] == mean

@@ -29,13 +29,23 @@ RULER_QUESTIONS = [ruler_question(task, 60, number) for task in ("vt", "cwe") fo
 @pytest.mark.parametrize(
     ("kind", "questions", "fields"),
     [
-        (PASSKEYS, PASSKEY_QUESTIONS, ["variant", "length", "trials", "correct", "accuracy", "replies"]),
-        (RULER, RULER_QUESTIONS, ["variant", "task", "length", "samples", "score", "low", "high", "replies"]),
+        (
+            PASSKEYS,
+            PASSKEY_QUESTIONS,
+            ["variant", "length", "trials", "correct", "accuracy", "replies"],
+        ),
+        (
+            RULER,
+            RULER_QUESTIONS,
+            ["variant", "task", "length", "samples", "score", "low", "high", "replies"],
+        ),
     ],
 )
 def test_rows_of_cells_and_what_a_resumed_run_keeps(kind, questions, fields, tmp_path):
     model = tiny_model()
-    asking = Retrieval(kind, questions, tmp_path / "rows.json", print).around(Decoding(), {}, {"trained": None})
+    asking = Retrieval(kind, questions, tmp_path / "rows.json", print).around(
+        Decoding(), {}, {"trained": None}
+    )
     found = asking.measure(model, {"trained": None})
     assert [list(row) for row in found["trained"]] == [fields, fields]
     assert [len(row["replies"]) for row in found["trained"]] == [2, 2]

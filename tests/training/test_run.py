@@ -19,7 +19,9 @@ def test_weights_are_16_bit_only_under_an_engine():
     half = {"bf16": True, "fp16": False}
     assert run.weights_dtype(SimpleNamespace(deepspeed=None, **half)) == torch.float32
     assert run.weights_dtype(SimpleNamespace(deepspeed={"bf16": {}}, **half)) == torch.bfloat16
-    assert run.weights_dtype(SimpleNamespace(deepspeed=None, **half), trains=False) == torch.bfloat16
+    assert (
+        run.weights_dtype(SimpleNamespace(deepspeed=None, **half), trains=False) == torch.bfloat16
+    )
 
 
 @pytest.mark.parametrize(
@@ -28,7 +30,9 @@ def test_weights_are_16_bit_only_under_an_engine():
 )
 def test_samples_are_whole_steps(steps, epochs, sequences, samples):
     """Steps decide where they are given; else epochs do, rounded up to steps of 8 sequences."""
-    length = ["--max_steps", str(steps)] + ([] if epochs is None else ["--num_train_epochs", str(epochs)])
+    length = ["--max_steps", str(steps)] + (
+        [] if epochs is None else ["--num_train_epochs", str(epochs)]
+    )
     recipe = loads.extension([*length, "--global_batch_size", "8"], world_size=1)
     assert run.sample_count(recipe, sequences) == samples
 

@@ -21,7 +21,10 @@ class Letters:
         return 53
 
     def __call__(self, text, add_special_tokens=True, verbose=True):
-        return {"input_ids": [3 + ord(letter) % 50 for letter in text] + [self.eos_token_id] * add_special_tokens}
+        return {
+            "input_ids": [3 + ord(letter) % 50 for letter in text]
+            + [self.eos_token_id] * add_special_tokens
+        }
 
     def decode(self, ids):
         return " ".join(map(str, ids))
@@ -52,12 +55,19 @@ def writing(trainer):
 
 @pytest.mark.parametrize("method", ["tape", "lora"])
 def test_samples_do_not_change_the_losses(method, tmp_path, capsys):
-    plain, sampled = train(tmp_path / "a", method=method), train(tmp_path / "b", writing, method=method)
+    plain, sampled = (
+        train(tmp_path / "a", method=method),
+        train(tmp_path / "b", writing, method=method),
+    )
     assert losses(sampled) == losses(plain) and len(losses(plain)) == STEPS
     assert all(module.training for module in sampled.model.modules())
-    shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("sample at step")]
+    shown = [
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("sample at step")
+    ]
     assert [line.split(" -> ")[0] for line in shown] == [
-        f"sample at step {step}: {prompt!r}" for step in (2, 4, 6) for prompt in ASKED.sample_prompts
+        f"sample at step {step}: {prompt!r}"
+        for step in (2, 4, 6)
+        for prompt in ASKED.sample_prompts
     ]
     assert shown[-1].split(" -> ")[1].strip("'")
 

@@ -43,16 +43,30 @@ class Sequences(torch.utils.data.Dataset):
         self.asked.append(index)
         ids = torch.randint(3, 61, (LENGTH,), generator=torch.Generator().manual_seed(index))
         places = torch.arange(LENGTH)
-        return {"input_ids": ids, "labels": ids.clone(), "position_ids": places, "document_ids": 0 * places}
+        return {
+            "input_ids": ids,
+            "labels": ids.clone(),
+            "position_ids": places,
+            "document_ids": 0 * places,
+        }
 
 
 def build(
-    folder, sequences=None, method="tape", lora_alpha=4, optimization=None, teacher=None, weights=None, **changes
+    folder,
+    sequences=None,
+    method="tape",
+    lora_alpha=4,
+    optimization=None,
+    teacher=None,
+    weights=None,
+    **changes,
 ) -> TapeTrainer:
     """A trainer on a tiny model; the same weights each time."""
     torch.manual_seed(5)
     model = TapeForCausalLM(tiny_config(tie_word_embeddings=True, attention_dropout=0.0))
-    prepared = prepare(method, model, settings(train_position=method != "lora", lora_alpha=lora_alpha))
+    prepared = prepare(
+        method, model, settings(train_position=method != "lora", lora_alpha=lora_alpha)
+    )
     arguments = TrainingArguments(
         **{
             "output_dir": str(folder),
@@ -106,26 +120,37 @@ def test_resumed_equals_uninterrupted_to_the_last_digit(tmp_path, method):
     rest.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
     assert losses(rest)[-3:] == losses(whole)[-3:]
     assert sequences.asked == list(range(6, 12)), "sequences of the first half were read again"
-    for (name, mine), other in zip(rest.model.named_parameters(), whole.model.parameters(), strict=True):
+    for (name, mine), other in zip(
+        rest.model.named_parameters(), whole.model.parameters(), strict=True
+    ):
         assert torch.equal(mine, other), name
 
 
 def test_a_distilled_run_goes_on_to_the_last_digit(tmp_path):
     """Its checkpoint is between two logging steps: the sums of both parts are in it."""
     changes = {"logging_steps": 2, "gradient_accumulation_steps": 2}
-    whole, alone = (build(tmp_path / name, teacher=each, **changes) for name, each in [("a", teacher()), ("b", None)])
+    whole, alone = (
+        build(tmp_path / name, teacher=each, **changes)
+        for name, each in [("a", teacher()), ("b", None)]
+    )
     names = set(whole.model.state_dict())
     for each in (whole, alone):
         each.train()
     rest = build(tmp_path / "rest", teacher=teacher(), **changes)
     rest.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-3"))
-    whole_log, rest_log = ([each for each in run.state.log_history if "loss" in each] for run in (whole, rest))
+    whole_log, rest_log = (
+        [each for each in run.state.log_history if "loss" in each] for run in (whole, rest)
+    )
     for name in ("loss", "cross_entropy", "divergence"):
         assert [each[name] for each in whole_log] == [each[name] for each in rest_log]
     assert losses(whole) != losses(alone)
     for each in whole_log:
-        assert each["loss"] == pytest.approx(0.75 * each["cross_entropy"] + 0.25 * each["divergence"], rel=1e-5)
-    for (name, mine), other in zip(rest.model.named_parameters(), whole.model.parameters(), strict=True):
+        assert each["loss"] == pytest.approx(
+            0.75 * each["cross_entropy"] + 0.25 * each["divergence"], rel=1e-5
+        )
+    for (name, mine), other in zip(
+        rest.model.named_parameters(), whole.model.parameters(), strict=True
+    ):
         assert torch.equal(mine, other), name
     assert set(whole.model.state_dict()) == names, "the teacher is no part of the model"
 
@@ -156,7 +181,9 @@ def test_a_base_that_was_moved_is_the_same_by_its_weights(tmp_path):
 
     based_on("/scratch/job1/base", {"model.safetensors": "a"}, "one").train()
     folder = str(tmp_path / "one" / "checkpoint-3")
-    based_on("/scratch/job2/base", {"model.safetensors": "a"}, "moved").train(resume_from_checkpoint=folder)
+    based_on("/scratch/job2/base", {"model.safetensors": "a"}, "moved").train(
+        resume_from_checkpoint=folder
+    )
     for files in ({"model.safetensors": "b"}, None):
         with pytest.raises(UserError, match="differs in base"):
             based_on("/scratch/job2/base", files, "other").train(resume_from_checkpoint=folder)
@@ -166,7 +193,9 @@ def test_the_schedule_scales_every_rate_and_both_are_logged(tmp_path):
     trainer = build(tmp_path, method="full", optimization=Optimization(position_learning_rate=0.04))
     trainer.train()
     logged = [entry for entry in trainer.state.log_history if "loss" in entry]
-    assert [entry["learning_rate"] for entry in logged] == pytest.approx([0.01 * (1 - i / STEPS) for i in range(STEPS)])
+    assert [entry["learning_rate"] for entry in logged] == pytest.approx(
+        [0.01 * (1 - i / STEPS) for i in range(STEPS)]
+    )
     assert [entry["position_learning_rate"] for entry in logged] == pytest.approx(
         [4 * entry["learning_rate"] for entry in logged]
     )
@@ -179,7 +208,16 @@ def test_position_updates_are_measured_eight_times_a_run(tmp_path):
     trainer.add_callback(Progress(trainer, tmp_path / "metrics.jsonl"))
     trainer.train()
     entries = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [each["step"] for each in entries if "position_updates" in each] == [2, 4, 6, 8, 10, 12, 14, 16]
+    assert [each["step"] for each in entries if "position_updates" in each] == [
+        2,
+        4,
+        6,
+        8,
+        10,
+        12,
+        14,
+        16,
+    ]
     assert any("position_updates" in entry for entry in trainer.state.log_history)
     found = entries[-1]["position_updates"]
     assert set(found) == {"deviation", "along_own", "first_token"}
@@ -205,7 +243,14 @@ def test_metrics_hold_each_step_once(tmp_path):
     rest = build(tmp_path)
     rest.add_callback(Progress(rest, file))
     rest.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
-    assert [json.loads(line)["step"] for line in file.read_text().splitlines()] == [1, 2, 3, 4, 5, 6]
+    assert [json.loads(line)["step"] for line in file.read_text().splitlines()] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+    ]
 
 
 def test_nan_is_shown_and_never_averaged_away(tmp_path, capsys):
@@ -234,7 +279,11 @@ def test_loss_by_position_before_and_after(tmp_path):
     assert list(scores) == ["untouched", "linear x2, untrained", *after]
     assert scores["tape, trained, updates off"]["a"].nll != scores["tape, trained"]["a"].nll
     assert all(set(parts) == {"a", "b"} for parts in scores.values())
-    assert scores["untouched"]["a"].nll != scores["linear x2, untrained"]["a"].nll != scores["tape, trained"]["a"].nll
+    assert (
+        scores["untouched"]["a"].nll
+        != scores["linear x2, untrained"]["a"].nll
+        != scores["tape, trained"]["a"].nll
+    )
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
@@ -244,13 +293,20 @@ def test_ranks_go_on_alike_whatever_their_number_was(tmp_path, world, monkeypatc
     trainer = build(tmp_path / "new")
     opened = []
     read = Path.read_text
-    monkeypatch.setattr(Path, "read_text", lambda path, **options: opened.append(path.name) or read(path, **options))
+    monkeypatch.setattr(
+        Path, "read_text", lambda path, **options: opened.append(path.name) or read(path, **options)
+    )
     sent = []
     monkeypatch.setattr(trainer.rank_sync, "first", lambda own: sent.append(own) or sent[0])
     for rank, loss in enumerate((1.0, 4.0)):
-        left = {**trainer.nonfinite.state(), "in_a_row": 2, "total": 3 + rank}
-        content = {"loss": loss.hex(), "total_loss": (8.0).hex(), "last_logged": 2, "nonfinite": left}
-        content |= {"spikes": trainer.spikes.state(), "protection": None}
+        left = {**trainer.guards.nonfinite.state(), "in_a_row": 2, "total": 3 + rank}
+        content = {
+            "loss": loss.hex(),
+            "total_loss": (8.0).hex(),
+            "last_logged": 2,
+            "nonfinite": left,
+        }
+        content |= {"spikes": trainer.guards.spikes.state(), "protection": None}
         (tmp_path / f"rank_state_{rank}.json").write_text(json.dumps(content))
     trainer._resumed, trainer._tr_loss = tmp_path, torch.zeros(())
     expected = {1: [[0, 1]], 2: [[0, 0], [0, 1]], 3: [[0, 1], [], []]}[world]
@@ -260,7 +316,7 @@ def test_ranks_go_on_alike_whatever_their_number_was(tmp_path, world, monkeypatc
         trainer.load_rank_state()
         assert opened == [f"rank_state_{number}.json" for number in expected[rank]]
         assert trainer._tr_loss.item() == ((1.0, 4.0)[rank] if world == 2 else 2.5)
-        assert trainer.nonfinite.state() == {"total": 3, "in_a_row": 2}
+        assert trainer.guards.nonfinite.state() == {"total": 3, "in_a_row": 2}
 
 
 def test_ranks_without_stored_random_states_draw_different_numbers(tmp_path, monkeypatch):

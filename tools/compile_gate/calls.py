@@ -62,16 +62,22 @@ def heads(tokens: int, count: int, width: int, dtype: torch.dtype, batch: int = 
     return x_BTHK.transpose(1, 2).requires_grad_()
 
 
-def differentiate(call: Callable[..., Tensor | tuple[Tensor, ...]], *inputs: Tensor | None, **options: object) -> None:
+def differentiate(
+    call: Callable[..., Tensor | tuple[Tensor, ...]], *inputs: Tensor | None, **options: object
+) -> None:
     output = call(*inputs, **options)
     outs = output if isinstance(output, tuple) else (output,)
     torch.autograd.backward(outs, [torch.empty_like(out) for out in outs])
 
 
-def attention(model: ModelShape, dtype: torch.dtype, queries: int, keys: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def attention(
+    model: ModelShape, dtype: torch.dtype, queries: int, keys: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return queries, keys, values and position states, in the layouts of the layers."""
     k_BGSK, v_BGSK = (heads(keys, model.groups, model.width, dtype) for _ in range(2))
-    e_BGSK = torch.empty(1, model.groups, keys, model.width, dtype=dtype, device=DEVICE, requires_grad=True)
+    e_BGSK = torch.empty(
+        1, model.groups, keys, model.width, dtype=dtype, device=DEVICE, requires_grad=True
+    )
     return heads(queries, model.heads, model.width, dtype), k_BGSK, v_BGSK, e_BGSK
 
 
@@ -107,19 +113,30 @@ def tape_attention_calls(dtype: torch.dtype) -> Calls:
 
 def decode_attention_calls(dtype: torch.dtype) -> Calls:
     """Yield a few tokens over a cache that is a slice of a larger one; the value wide (TAPE) or not (RoPE)."""
-    cases = list(itertools.product(((1, WHOLE, 1), (1, ODD, 4), (4, ODD, 1), (1, 128, 1)), ((2, 0), (2, 1), (1, 0))))
-    for model in (LLAMA_7B, LLAMA_8B, *LARGE[:1], *OTHERS) if dtype == torch.bfloat16 else (LLAMA_7B,):
+    cases = list(
+        itertools.product(
+            ((1, WHOLE, 1), (1, ODD, 4), (4, ODD, 1), (1, 128, 1)), ((2, 0), (2, 1), (1, 0))
+        )
+    )
+    for model in (
+        (LLAMA_7B, LLAMA_8B, *LARGE[:1], *OTHERS) if dtype == torch.bfloat16 else (LLAMA_7B,)
+    ):
         full = dtype == torch.bfloat16 and model in (LLAMA_7B, LLAMA_8B)
         for (queries, keys, batch), (wide, padding) in cases if full else cases[:8:4]:
             q = heads(queries, model.heads, model.width, dtype, batch).detach()
             k = torch.empty(batch, model.groups, 2 * WHOLE, model.width, dtype=dtype, device=DEVICE)
-            v = torch.empty(batch, model.groups, 2 * WHOLE, wide * model.width, dtype=dtype, device=DEVICE)
+            v = torch.empty(
+                batch, model.groups, 2 * WHOLE, wide * model.width, dtype=dtype, device=DEVICE
+            )
             halves = v[:, :, :keys].split(model.width, dim=-1)
             ids = None
             if padding:
                 ids = torch.empty(batch, keys, dtype=torch.int64, device=DEVICE)
             name = f"{model} B={batch} T={queries} S={keys} V={wide}K{marks(documents=padding)}"
-            yield name, functools.partial(decode_attention, q, k[:, :, :keys], *halves, document_ids=ids)
+            yield (
+                name,
+                functools.partial(decode_attention, q, k[:, :, :keys], *halves, document_ids=ids),
+            )
 
 
 def position_mix_calls(dtype: torch.dtype) -> Calls:
@@ -130,11 +147,15 @@ def position_mix_calls(dtype: torch.dtype) -> Calls:
         cases += [(LLAMA_7B, WHOLE, 1, absent, True) for absent in ("state", "gate")]
         cases += [(LLAMA_7B, 1, 1, "", unit) for unit in (False, True)]
         cases += [
-            (model, ODD, 2, "", unit) for model in (LLAMA_7B, LLAMA_8B, *LARGE, *OTHERS) for unit in (False, True)
+            (model, ODD, 2, "", unit)
+            for model in (LLAMA_7B, LLAMA_8B, *LARGE, *OTHERS)
+            for unit in (False, True)
         ]
     for model, tokens, batch, absent, unit in cases:
         rank = 4 * model.groups
-        weight = functools.partial(torch.empty, dtype=torch.float32, device=DEVICE, requires_grad=True)
+        weight = functools.partial(
+            torch.empty, dtype=torch.float32, device=DEVICE, requires_grad=True
+        )
         values = heads(tokens, model.heads, 2 * model.width, dtype, batch).detach()
         gated = absent != "gate"
         inputs = (
@@ -142,7 +163,9 @@ def position_mix_calls(dtype: torch.dtype) -> Calls:
             None if absent == "state" else heads(tokens, model.groups, model.width, dtype, batch),
             None if absent == "attend" else values[..., model.width :].requires_grad_(),
             None if absent == "attend" else weight(model.groups, model.heads),
-            torch.empty(batch, tokens, rank, dtype=dtype, device=DEVICE, requires_grad=True) if gated else None,
+            torch.empty(batch, tokens, rank, dtype=dtype, device=DEVICE, requires_grad=True)
+            if gated
+            else None,
             weight(rank, model.groups) if gated else None,
             weight(model.groups, rank) if gated else None,
         )

@@ -28,7 +28,9 @@ from tools.compile_gate.launches import Build
 
 Maker = Callable[[torch.dtype], calls.Calls]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:(@!?U?P\w+)\s+)?([A-Z][\w.]*)\s*([^;]*);", re.MULTILINE)
+_INSTRUCTION = re.compile(
+    r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:(@!?U?P\w+)\s+)?([A-Z][\w.]*)\s*([^;]*);", re.MULTILINE
+)
 _JUMP = re.compile(r"0x([0-9a-f]+)")
 
 
@@ -40,7 +42,9 @@ class Outcome(NamedTuple):
 
 def run(options: argparse.Namespace) -> int:
     builds = collect(options, check(options))
-    print(f"Triton {triton.__version__}, {options.workers} processes, {len(builds)} kernels to compile")
+    print(
+        f"Triton {triton.__version__}, {options.workers} processes, {len(builds)} kernels to compile"
+    )
     begin = time.perf_counter()
     failed = []
     for outcome in compile_all(builds, options.workers):
@@ -53,7 +57,9 @@ def run(options: argparse.Namespace) -> int:
         print(line, flush=True)
 
     seconds = time.perf_counter() - begin
-    print(f"Triton {triton.__version__}: {len(builds)} kernels in {seconds:.0f} s, {len(failed)} failed")
+    print(
+        f"Triton {triton.__version__}: {len(builds)} kernels in {seconds:.0f} s, {len(failed)} failed"
+    )
     for build, _, faults in failed:
         print(f"\nFAILED {build.title}, sm_{build.capability}, {build.dtype}, {build.launch}")
         print("\n".join(f"  {fault}" for fault in faults))
@@ -77,12 +83,16 @@ def check(options: argparse.Namespace) -> list[Maker]:
     if INTERPRETED:
         wrong = "Triton interprets its kernels and compiles none"
         remedy = "unset it: env -u TRITON_INTERPRET python -m tools.compile_kernels"
-        problems.append(Problem("TRITON_INTERPRET", os.environ.get("TRITON_INTERPRET"), wrong, remedy))
+        problems.append(
+            Problem("TRITON_INTERPRET", os.environ.get("TRITON_INTERPRET"), wrong, remedy)
+        )
     try:
         re.compile(options.only)
     except re.error as error:
         wrong = f"not a regular expression ({error})"
-        problems.append(Problem("--only", options.only, wrong, "put a backslash before literal characters"))
+        problems.append(
+            Problem("--only", options.only, wrong, "put a backslash before literal characters")
+        )
     raise_if_any(problems)
     return makers
 
@@ -106,13 +116,26 @@ def collect(options: argparse.Namespace, makers: list[Maker]) -> list[Build]:
             metadata = json.loads(build.data)
             constants = [
                 (place, value)
-                for (place, *_), value in zip(metadata["constant_keys"], metadata["constant_vals"], strict=True)
+                for (place, *_), value in zip(
+                    metadata["constant_keys"], metadata["constant_vals"], strict=True
+                )
                 if params[place].is_constexpr or value is None
             ]
-            first.setdefault((build.module, build.kernel, build.capability, build.launch, *constants), build)
+            first.setdefault(
+                (build.module, build.kernel, build.capability, build.launch, *constants), build
+            )
         builds = list(first.values())
     if not builds:
-        raise_if_any([Problem("only", options.only, "nothing to compile", "name other kernels, calls or dtypes")])
+        raise_if_any(
+            [
+                Problem(
+                    "only",
+                    options.only,
+                    "nothing to compile",
+                    "name other kernels, calls or dtypes",
+                )
+            ]
+        )
     return builds
 
 
@@ -130,7 +153,9 @@ def compile_all(builds: list[Build], workers: int) -> Iterator[Outcome]:
             except BrokenProcessPool:
                 # a crash of the compiler ends the whole pool, and only in a pool of one is its kernel known
                 if workers == 1:
-                    yield Outcome(builds[done], "not compiled", ["the compiler crashed; see its output above"])
+                    yield Outcome(
+                        builds[done], "not compiled", ["the compiler crashed; see its output above"]
+                    )
                     done += 1
                 workers = 1
 
@@ -145,9 +170,13 @@ def attempt(build: Build) -> Outcome:
             binary = Path(folder) / "kernel.cubin"
             binary.write_bytes(compiled.asm["cubin"])
             shown = [triton.knobs.nvidia.cuobjdump.path, "-sass", str(binary)]
-            spills = spills_in_loops(subprocess.run(shown, capture_output=True, text=True, check=True).stdout)
+            spills = spills_in_loops(
+                subprocess.run(shown, capture_output=True, text=True, check=True).stdout
+            )
     except Exception as error:  # the compiler's errors have no common class
-        return Outcome(build, "not compiled", [f"does not compile: {type(error).__name__}: {error}"])
+        return Outcome(
+            build, "not compiled", [f"does not compile: {type(error).__name__}: {error}"]
+        )
 
     shared = compiled.metadata.shared
     limit = SHARED_MEMORY[build.capability]
@@ -155,8 +184,12 @@ def attempt(build: Build) -> Outcome:
     if spills:
         faults.append(f"spills {spills} times inside a loop: take smaller blocks or more warps")
     if shared > limit:
-        faults.append(f"needs {shared:,} bytes of shared memory, {limit:,} is the most: fewer stages, smaller blocks")
-    return Outcome(build, f"spills {spills}, shared {shared:,}; {time.perf_counter() - begin:.1f} s", faults)
+        faults.append(
+            f"needs {shared:,} bytes of shared memory, {limit:,} is the most: fewer stages, smaller blocks"
+        )
+    return Outcome(
+        build, f"spills {spills}, shared {shared:,}; {time.perf_counter() - begin:.1f} s", faults
+    )
 
 
 def spills_in_loops(machine_code: str) -> int:
@@ -173,7 +206,9 @@ def spills_in_loops(machine_code: str) -> int:
         if name.startswith("BRA") and (jumped := _JUMP.search(operands)):
             ways.append((place, places[int(jumped[1], 16)]))
     starts, targets = zip(*ways, strict=True)
-    graph = coo_array(([1] * len(ways), (starts, targets)), shape=(len(instructions), len(instructions)))
+    graph = coo_array(
+        ([1] * len(ways), (starts, targets)), shape=(len(instructions), len(instructions))
+    )
     _, component = connected_components(graph, connection="strong")
     sizes = Counter(component)
     return sum(

@@ -69,7 +69,13 @@ class Recorder:
         if self.launch is None:
             raise RuntimeError(f"{fn.name} is launched without the options of a Launch")
         build = Build(
-            fn.module, fn.name, self.capability, self.dtype, self.call, self.launch, compile["specialization_data"]
+            fn.module,
+            fn.name,
+            self.capability,
+            self.dtype,
+            self.call,
+            self.launch,
+            compile["specialization_data"],
         )
         self.builds.setdefault(f"{fn.module} {build.data}", build)
         self.launch = None
@@ -93,12 +99,16 @@ def gpu(recorder: Recorder) -> Iterator[None]:
         return 0.0
 
     properties = SimpleNamespace(
-        shared_memory_per_block_optin=SHARED_MEMORY[recorder.capability], multi_processor_count=PROCESSORS
+        shared_memory_per_block_optin=SHARED_MEMORY[recorder.capability],
+        multi_processor_count=PROCESSORS,
     )
     stand_ins = (
         mock.patch.object(torch.Tensor, "is_cuda", property(lambda x: x.is_meta)),
-        mock.patch.object(torch, "autocast", lambda *_, **__: contextlib.nullcontext()),  # it refuses the meta device
-        mock.patch.object(torch.cuda, "get_device_capability", lambda _: divmod(recorder.capability, 10)),
+        # it refuses the meta device
+        mock.patch.object(torch, "autocast", lambda *_, **__: contextlib.nullcontext()),
+        mock.patch.object(
+            torch.cuda, "get_device_capability", lambda _: divmod(recorder.capability, 10)
+        ),
         mock.patch.object(torch.cuda, "get_device_properties", lambda _: properties),
         mock.patch.object(triton.knobs.runtime, "jit_cache_hook", recorder.note),
         mock.patch.object(triton.testing, "do_bench", launch_once),

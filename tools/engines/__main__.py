@@ -37,7 +37,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--page", action="store_true", help="only write the tables of the book")
     options = parser.parse_args(argv)
     unknown = [name for name in options.engines if name not in known]
-    raise_if_any([Problem("engines", name, "not one that runs here", did_you_mean(name, known)) for name in unknown])
+    raise_if_any(
+        [
+            Problem("engines", name, "not one that runs here", did_you_mean(name, known))
+            for name in unknown
+        ]
+    )
 
     if options.page:
         page.write()
@@ -79,7 +84,10 @@ def _run(name: str, folder: Path, out: Path, results: Path) -> list[str]:
         "cases": [each.as_row() for each in found],
     }
     storage.write_json(results / f"{name}.json", stored)
-    print(f"{name}: {cost.seconds:,.0f} s, {cost.mebibytes:,.0f} MiB, {results / f'{name}.json'}", flush=True)
+    print(
+        f"{name}: {cost.seconds:,.0f} s, {cost.mebibytes:,.0f} MiB, {results / f'{name}.json'}",
+        flush=True,
+    )
     return comparison.changes(name, folder, found)
 
 

@@ -49,7 +49,12 @@ _SIZES = {
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": NATIVE}
 _LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _LONG = [1.0 + 3.0 * index / (_FREQUENCIES - 1) for index in range(_FREQUENCIES)]
-_LONGROPE = {"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": NATIVE, "long_factor": _LONG}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "factor": 4.0,
+    "original_max_position_embeddings": NATIVE,
+    "long_factor": _LONG,
+}
 SCALINGS: Mapping[str, Mapping[str, Any]] = {
     "none": {"rope_type": "default"},
     "theta": {"rope_type": "default", "rope_theta": 500_000.0},
@@ -133,7 +138,9 @@ def spelled(case: Case, written: dict[str, Any]) -> dict[str, Any]:
     return exported
 
 
-def _write_case(case: Case, out: Path, weights: dict[str, Any], prompts: Mapping[str, list[int]]) -> None:
+def _write_case(
+    case: Case, out: Path, weights: dict[str, Any], prompts: Mapping[str, list[int]]
+) -> None:
     config = configuration(case)
     config.dtype = torch.float32
     torch.manual_seed(0)
@@ -146,11 +153,15 @@ def _write_case(case: Case, out: Path, weights: dict[str, Any], prompts: Mapping
     _tokenizer().save_pretrained(out)
     exported = spelled(case, json.loads((out / "config.json").read_text(encoding="utf-8")))
     (out / "config.json").write_text(json.dumps(exported, indent=2), encoding="utf-8")
-    flags = {each.engine.name: each.says for each in table.verdicts(exported) if each.result == "flag"}
+    flags = {
+        each.engine.name: each.says for each in table.verdicts(exported) if each.result == "flag"
+    }
     # which readers pass on
     (out / "flags.json").write_text(json.dumps(flags), encoding="utf-8")
 
-    again: Any = AutoModelForCausalLM.from_pretrained(out, attn_implementation="eager", dtype=torch.float32).eval()
+    again: Any = AutoModelForCausalLM.from_pretrained(
+        out, attn_implementation="eager", dtype=torch.float32
+    ).eval()
     found: dict[str, Any] = {}
     tables: dict[str, Any] = {}
     rotary = copy.deepcopy(again.model.rotary_emb)
@@ -162,7 +173,9 @@ def _write_case(case: Case, out: Path, weights: dict[str, Any], prompts: Mapping
         with torch.no_grad():
             logits = again(torch.tensor([ids])).logits[0]
             as_made = model(torch.tensor([ids])).logits[0]
-        assert torch.equal(logits, as_made), f"{case.name}: transformers reads another model from its folder"
+        assert torch.equal(logits, as_made), (
+            f"{case.name}: transformers reads another model from its folder"
+        )
         found[name] = torch.log_softmax(logits.float(), -1).numpy()
     np.savez(out / "transformers.npz", **found)
     np.savez(out / "tables.npz", **tables)

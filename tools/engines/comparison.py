@@ -55,14 +55,18 @@ class MeasuredCase:
         return row
 
 
-def measured(folder: Path, out: Path, families: Collection[str], reference: str) -> Iterator[MeasuredCase]:
+def measured(
+    folder: Path, out: Path, families: Collection[str], reference: str
+) -> Iterator[MeasuredCase]:
     """Yield what an engine made of each case of these model types: ``folder`` has the cases, ``out`` what its reader
     wrote, which is compared with the file ``reference`` of a case."""
     for case in (each for each in cases() if each.family in families):
         with_flag = _measured(folder / case.name, out / case.name, reference)
         plain = out / f"{case.name}.without_flag"
         has_flag = _beside(plain, ".npz").is_file()
-        yield MeasuredCase(case, with_flag, _measured(folder / case.name, plain, reference) if has_flag else None)
+        yield MeasuredCase(
+            case, with_flag, _measured(folder / case.name, plain, reference) if has_flag else None
+        )
 
 
 def _beside(path: Path, suffix: str) -> Path:
@@ -106,7 +110,11 @@ def changes(engine: str, folder: Path, found: list[MeasuredCase]) -> list[str]:
         expected = "right" if verdict.result == "flag" else verdict.result
         served = each.served
         if expected != served.result:
-            lines.append(f"{engine}, {each.case.name}: the table says {expected}, it is {served.result} {served.error}")
+            lines.append(
+                f"{engine}, {each.case.name}: the table says {expected}, it is {served.result} {served.error}"
+            )
         if each.without_flag is not None and each.without_flag.result == "right":
-            lines.append(f"{engine}, {each.case.name}: the table says right with a flag, it is right without")
+            lines.append(
+                f"{engine}, {each.case.name}: the table says right with a flag, it is right without"
+            )
     return lines

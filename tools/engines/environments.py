@@ -42,9 +42,28 @@ class Environment:
 
 _TORCH = "torch==2.13.0"
 _OF_SERVERS = (
-    *("blake3==1.0.11", "cachetools==8.0.2", "cbor2==6.3.0", "cloudpickle==3.1.3", "dill==0.4.1", "einops==0.8.2"),
-    *("fastapi==0.165.0", "ijson==3.6.0", "msgspec==0.22.0", "orjson==3.13.0", "partial-json-parser==0.2.1.1.post7"),
-    *("pillow==13.0.0", "prometheus-client==0.26.0", "psutil==7.2.2", "py-cpuinfo==9.0.0", "pybase64==1.5.1"),
+    *(
+        "blake3==1.0.11",
+        "cachetools==8.0.2",
+        "cbor2==6.3.0",
+        "cloudpickle==3.1.3",
+        "dill==0.4.1",
+        "einops==0.8.2",
+    ),
+    *(
+        "fastapi==0.165.0",
+        "ijson==3.6.0",
+        "msgspec==0.22.0",
+        "orjson==3.13.0",
+        "partial-json-parser==0.2.1.1.post7",
+    ),
+    *(
+        "pillow==13.0.0",
+        "prometheus-client==0.26.0",
+        "psutil==7.2.2",
+        "py-cpuinfo==9.0.0",
+        "pybase64==1.5.1",
+    ),
     *("python-multipart==0.0.34", "pyzmq==27.3.0", "requests==2.34.2", "setproctitle==1.3.8"),
 )
 """What servers import and needs no GPU; ``readers/stand_ins.py`` has the rest."""
@@ -69,7 +88,9 @@ ENVIRONMENTS: Mapping[str, Environment] = {
         reference="tables.npz",
     ),
     "mlx-lm": Environment(("mlx-lm==0.32.2", "mlx==0.32.4", "mlx-cpu==0.32.4"), "read_mlx.py"),
-    "ctranslate2": Environment((_TORCH, "ctranslate2==4.8.5", "transformers==5.20.2"), "read_ctranslate2.py"),
+    "ctranslate2": Environment(
+        (_TORCH, "ctranslate2==4.8.5", "transformers==5.20.2"), "read_ctranslate2.py"
+    ),
     "onnxruntime-genai": Environment(
         (
             *(_TORCH, "onnxruntime-genai==0.18.0", "onnxruntime==1.32.0", "transformers==5.20.2"),
@@ -79,7 +100,13 @@ ENVIRONMENTS: Mapping[str, Environment] = {
     ),
     "openvino": Environment(
         (
-            *(_TORCH, "optimum==2.3.0", "openvino==2026.4.1", "openvino-tokenizers==2026.4.1.0", "nncf==3.4.0"),
+            *(
+                _TORCH,
+                "optimum==2.3.0",
+                "openvino==2026.4.1",
+                "openvino-tokenizers==2026.4.1.0",
+                "nncf==3.4.0",
+            ),
             *("transformers==5.5.4", "requests==2.34.2", "huggingface-hub==1.21.0"),
         ),
         "read_openvino.py",
@@ -117,16 +144,41 @@ def run(name: str, cases: Path, out: Path, place: Path) -> EnvironmentCost:
     try:
         subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
         python = str(place / "bin" / "python")
-        pip = [python, "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check"]
+        pip = [
+            python,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-compile",
+            "--disable-pip-version-check",
+        ]
         subprocess.run([*pip, *environment.packages], check=True)
         if environment.alone:
             subprocess.run([*pip, "--no-deps", *environment.alone], check=True)
-        used = sum(file.stat().st_size for file in place.rglob("*") if file.is_file() and not file.is_symlink())
+        used = sum(
+            file.stat().st_size
+            for file in place.rglob("*")
+            if file.is_file() and not file.is_symlink()
+        )
         with (out / "log.txt").open("w", encoding="utf-8") as log:
-            words = [python, str(READERS / environment.reader), str(cases), str(out), *environment.families]
+            words = [
+                python,
+                str(READERS / environment.reader),
+                str(cases),
+                str(out),
+                *environment.families,
+            ]
             settings = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
             settings |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-            subprocess.run(words, check=True, stdout=log, stderr=subprocess.STDOUT, timeout=TIMEOUT, env=settings)
+            subprocess.run(
+                words,
+                check=True,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                timeout=TIMEOUT,
+                env=settings,
+            )
     finally:
         shutil.rmtree(place, ignore_errors=True)
     return EnvironmentCost(time.monotonic() - start, used / 2**20)

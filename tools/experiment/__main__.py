@@ -42,22 +42,37 @@ def main(argv: list[str] | None = None) -> int:
     typed = sys.argv[1:] if argv is None else argv
     at = typed.index("--") if "--" in typed else len(typed)
     parser = Parser(prog=f"python -m {NAME}", description=__doc__)
-    parser.add_argument("experiment", nargs="?", metavar="EXPERIMENT", help="a name, see --list, or a .yaml file")
+    parser.add_argument(
+        "experiment", nargs="?", metavar="EXPERIMENT", help="a name, see --list, or a .yaml file"
+    )
     parser.add_argument("--list", action="store_true", help="all experiments; nothing is run")
-    parser.add_argument("--page", action="store_true", help="write docs/results/README.md from what is stored")
+    parser.add_argument(
+        "--page", action="store_true", help="write docs/results/README.md from what is stored"
+    )
     parser.add_argument("--scale", default=SMALL, choices=SCALES, help="default: %(default)s")
     parser.add_argument("--plan", action="store_true", help="print the plan and run nothing")
     parser.add_argument("--arms", nargs="+", metavar="ARM", help="only these of the file")
-    parser.add_argument("--seeds", type=int, nargs="+", metavar="N", help="train every arm with each")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", metavar="N", help="train every arm with each"
+    )
     parser.add_argument("--reference", metavar="ARM", help="what the others are compared with")
     parser.add_argument("--primary", metavar="FIGURE", help="what decides (a wrong name lists all)")
     parser.add_argument("--output", help="folder of the runs")
     parser.add_argument("--results", help="folder of the page; default: --output")
-    parser.add_argument("--processes", type=int, help="of each run; default: every GPU, or 2 on a CPU, over the jobs")
     parser.add_argument(
-        "--jobs", type=int, default=1, help="runs at a time, which share the GPUs (default: %(default)s)"
+        "--processes",
+        type=int,
+        help="of each run; default: every GPU, or 2 on a CPU, over the jobs",
     )
-    parser.add_argument("--launcher", default="", help="what starts processes, such as a deepspeed with --hostfile")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
+        help="runs at a time, which share the GPUs (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--launcher", default="", help="what starts processes, such as a deepspeed with --hostfile"
+    )
     options = parser.parse_args(typed[:at])
 
     if options.page:
@@ -75,7 +90,9 @@ def main(argv: list[str] | None = None) -> int:
         print(markdown_table(["name", "what", "minutes of two cores", "stored"], rows, "l"))
     if options.experiment is None:
         if not options.page and not options.list:
-            raise UserError(Problem("experiment", None, "missing", "name one, or ask for the --list"))
+            raise UserError(
+                Problem("experiment", None, "missing", "name one, or ask for the --list")
+            )
         return 0
 
     work = check(options)
@@ -85,7 +102,9 @@ def main(argv: list[str] | None = None) -> int:
         return 0
 
     def write() -> str:
-        return pages.write(work, planned, Path(options.results or work.output), ["python", "-m", NAME, *typed])
+        return pages.write(
+            work, planned, Path(options.results or work.output), ["python", "-m", NAME, *typed]
+        )
 
     failed = {}
     log = work.run_steps("before", work.commands(work.experiment.before), work.own, "")
@@ -96,7 +115,9 @@ def main(argv: list[str] | None = None) -> int:
         elif run.label not in complete:
             write()
     if log is None and not failed:
-        log = work.run_steps("then", work.commands(work.experiment.then), work.own, work.all_scored(planned) or "")
+        log = work.run_steps(
+            "then", work.commands(work.experiment.then), work.own, work.all_scored(planned) or ""
+        )
     failed |= {"a command": log} if log is not None else {}
     print(write(), flush=True)
     for label, log_of_run in failed.items():
@@ -111,20 +132,32 @@ def check(options: argparse.Namespace) -> ExperimentWork:
     found = table.read(options.experiment, options.scale)
     chosen = options.arms or list(found.arms)
     unknown = [arm for arm in chosen if arm not in found.arms]
-    problems = [Problem("arms", arm, "no such arm", did_you_mean(arm, found.arms)) for arm in unknown]
+    problems = [
+        Problem("arms", arm, "no such arm", did_you_mean(arm, found.arms)) for arm in unknown
+    ]
     given = {name: getattr(options, name) for name in ("seeds", "reference", "primary")}
     given |= {"arms": {arm: found.arms[arm] for arm in chosen if arm in found.arms}}
     own = {name: getattr(found, name) for name in Experiment.model_fields}
-    found = Experiment.build(own | {name: value for name, value in given.items() if value is not None})
+    found = Experiment.build(
+        own | {name: value for name, value in given.items() if value is not None}
+    )
     problems += below_one(options, "jobs", "processes")
     for name in ("output", "results"):
         problems += check_folder(name, getattr(options, name) or ".")
     try:
         words = shlex.split(options.launcher)
         if words and words[0] not in ("deepspeed", "python") and shutil.which(words[0]) is None:
-            problems.append(Problem("launcher", options.launcher, f"there is no program {words[0]}", "install it"))
+            problems.append(
+                Problem(
+                    "launcher", options.launcher, f"there is no program {words[0]}", "install it"
+                )
+            )
     except ValueError as error:
-        problems.append(Problem("launcher", options.launcher, f"cannot be read ({error})", "write it as in a shell"))
+        problems.append(
+            Problem(
+                "launcher", options.launcher, f"cannot be read ({error})", "write it as in a shell"
+            )
+        )
     raise_if_any([*problems, *table.check(found)])
 
     stem = Path(options.experiment).stem
@@ -142,11 +175,18 @@ def outline(work: ExperimentWork, planned: Sequence[PlannedRun]) -> str:
     found = work.experiment
     lines = [f"{found.label}: {found.about}" if found.label else found.about]
     lines += [f"  ours: {found.setting}"] if found.setting else []
-    lines += [f"  {remark}" for remark in found.remarks] + ([f"  needs {found.needs}"] if found.needs else [])
-    commands: list[tuple[str, Sequence[str]]] = [("  ", words) for words in work.commands(found.before)]
+    lines += [f"  {remark}" for remark in found.remarks] + (
+        [f"  needs {found.needs}"] if found.needs else []
+    )
+    commands: list[tuple[str, Sequence[str]]] = [
+        ("  ", words) for words in work.commands(found.before)
+    ]
     for run in planned:
         title = f"- {run.label}{', done' if work.scored(run) is not None else ''}\n    "
-        commands += [(title, work.training(run)), *(("    ", words) for words in work.commands(found.score, run))]
+        commands += [
+            (title, work.training(run)),
+            *(("    ", words) for words in work.commands(found.score, run)),
+        ]
     commands += [("  ", words) for words in work.commands(found.then)]
     lines += [indent + shlex.join(work.starting.typed(words)) for indent, words in commands]
     lines += [f"about {found.minutes:g} min on two cores"] if found.minutes is not None else []

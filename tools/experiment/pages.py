@@ -51,7 +51,9 @@ class StoredSource:
         # results hold the script without the program that starts it
         if words and words[0].endswith(".py"):
             script = Path(words[0])
-            folder = "tools.experiments" if script.parent.name == "experiments" else script.parent.name
+            folder = (
+                "tools.experiments" if script.parent.name == "experiments" else script.parent.name
+            )
             start = ["deepspeed", f"launchers/{script.name}"]
             if folder != "launchers":
                 start = ["python", "-m", f"{folder}.{script.stem}"]
@@ -91,7 +93,9 @@ class Measured:
 
     @property
     def hardware(self) -> str:
-        return "; ".join(dict.fromkeys(source.hardware for source in self.sources if source.hardware))
+        return "; ".join(
+            dict.fromkeys(source.hardware for source in self.sources if source.hardware)
+        )
 
     def figures(self) -> dict[str, Any]:
         """Return the figures of the stored result, which :meth:`of` reads."""
@@ -99,7 +103,9 @@ class Measured:
             method: [{**asdict(quantity), "value": value} for quantity, value in numbers.items()]
             for method, numbers in self.rows.items()
         }
-        plain = {name: value for name, value in vars(self).items() if name not in ("rows", "sources")}
+        plain = {
+            name: value for name, value in vars(self).items() if name not in ("rows", "sources")
+        }
         return {**plain, "methods": methods, "sources": [asdict(source) for source in self.sources]}
 
     @classmethod
@@ -107,12 +113,23 @@ class Measured:
         """Read a stored result; ``page`` explains it if it names no page."""
         data = result.figures
         rows = {
-            method: {Quantity(each["task"], each["metric"], each["length"]): each["value"] for each in numbers}
+            method: {
+                Quantity(each["task"], each["metric"], each["length"]): each["value"]
+                for each in numbers
+            }
             for method, numbers in data["methods"].items()
         }
         sources = tuple(StoredSource(**source) for source in data["sources"])
         lists = (tuple(data["files"]), tuple(data["remarks"]))
-        return cls(data["experiment"], data["setting"], rows, sources, *lists, data["scale"], data.get("page", page))
+        return cls(
+            data["experiment"],
+            data["setting"],
+            rows,
+            sources,
+            *lists,
+            data["scale"],
+            data.get("page", page),
+        )
 
 
 def check_page(folder: Path, name: str) -> list[Problem]:
@@ -131,16 +148,22 @@ def check_page(folder: Path, name: str) -> list[Problem]:
     return [Problem("results", str(folder), wrong, "name another folder with --results")]
 
 
-def write(work: ExperimentWork, planned: Sequence[PlannedRun], folder: Path, typed: Sequence[str]) -> str:
+def write(
+    work: ExperimentWork, planned: Sequence[PlannedRun], folder: Path, typed: Sequence[str]
+) -> str:
     """Write ``NAME``.md, .json and .csv of the complete runs into ``folder`` and return the page."""
     asked = work.experiment
     complete = [run for run in planned if work.scored(run) is not None]
     # of the last commands only what they wrote since then
     since = work.all_scored(planned)
-    concluded = since is not None and runs.all_ended(work.own, work.commands(asked.then), since) is not None
+    concluded = (
+        since is not None and runs.all_ended(work.own, work.commands(asked.then), since) is not None
+    )
     own = work.own if concluded else None
     rows, made, sources = gather(work, complete, own)
-    pictures = [file for pattern in asked.pictures for file in sorted(own.glob(pattern))] if own else []
+    pictures = (
+        [file for pattern in asked.pictures for file in sorted(own.glob(pattern))] if own else []
+    )
     copied = [folder / f"{work.name}_{file.name}" for file in pictures]
     for file, target in zip(pictures, copied, strict=True):
         storage.write_file(target, functools.partial(shutil.copyfile, file))
@@ -153,11 +176,16 @@ def write(work: ExperimentWork, planned: Sequence[PlannedRun], folder: Path, typ
     figures = ours.figures()
     if made and (len(asked.seeds) > 1 or not asked.label):
         arms = [row.arm for row in made]
-        compared = Study(made, asked.reference or next(arm for arm in asked.arms if arm in arms), asked.primary)
+        compared = Study(
+            made, asked.reference or next(arm for arm in asked.arms if arm in arms), asked.primary
+        )
         parts.append(study.text(compared))
         figures["comparison"] = compared.figures()
         header = ["arm", "seed", *(measure.name for measure in compared.measures)]
-        lines = [[row.arm, row.seed, *(row.figures.get(each.quantity) for each in compared.measures)] for row in made]
+        lines = [
+            [row.arm, row.seed, *(row.figures.get(each.quantity) for each in compared.measures)]
+            for row in made
+        ]
         storage.write_text(folder / f"{work.name}.csv", storage.as_csv(header, lines))
     seeds = sorted({run.seed for run in complete})
     result = results.collect(
@@ -192,7 +220,9 @@ def gather(
                 own.setdefault(label, {}).update(numbers)
             is_shown = not asked.then and (path.parent.name != "results" or not asked.score)
             if is_shown:
-                shown_here |= {quantity: value for quantity, value in rows[""].items() if quantity.task}
+                shown_here |= {
+                    quantity: value for quantity, value in rows[""].items() if quantity.task
+                }
             if is_shown or not asked.label:
                 sources.append(StoredSource.of(path, result))
         # run once, paired with every seed
@@ -213,8 +243,13 @@ def gather(
 
     means: Rows = {}
     for label, runs_of_row in found.items():
-        common = [quantity for quantity in runs_of_row[0] if all(quantity in run for run in runs_of_row)]
-        means[label] = {quantity: sum(run[quantity] for run in runs_of_row) / len(runs_of_row) for quantity in common}
+        common = [
+            quantity for quantity in runs_of_row[0] if all(quantity in run for run in runs_of_row)
+        ]
+        means[label] = {
+            quantity: sum(run[quantity] for run in runs_of_row) / len(runs_of_row)
+            for quantity in common
+        }
     return means, made, sources
 
 
@@ -234,7 +269,9 @@ def overview(root: Path = ROOT) -> str:
     labelled = {name: asked for name, asked in every.items() if asked.label}
     found = {name: stored(name, root) for name in labelled}
     others = [path for path in sorted((root / RESULTS).glob("*.md")) if path.name != OVERVIEW.name]
-    titles = [path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ") for path in others]
+    titles = [
+        path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ") for path in others
+    ]
 
     rows = []
     sections = []
@@ -248,9 +285,12 @@ def overview(root: Path = ROOT) -> str:
             setting = f"[{ours.setting}]({ours.page})" if ours.page else ours.setting
             rows.append([first, setting, ours.hardware, f"`{ours.command}`"])
         if not found[name]:
-            rows.append([first, NOT_MEASURED, "", f"`python -m tools.experiment {name} --scale {PAPER}`"])
+            rows.append(
+                [first, NOT_MEASURED, "", f"`python -m tools.experiment {name} --scale {PAPER}`"]
+            )
         sections += [
-            next_to_published(asked.label, ours, ROOT / RESULTS) for ours in found[name] or [Measured(name, "", {})]
+            next_to_published(asked.label, ours, ROOT / RESULTS)
+            for ours in found[name] or [Measured(name, "", {})]
         ]
         if not found[name]:
             sections.append(f"Ours: {NOT_MEASURED}.")
@@ -280,7 +320,9 @@ def next_to_published(label: str, ours: Measured, base: Path) -> str:
     """Return the published numbers, ours, how ours were made, and remarks on both; links lead from ``base``."""
     tables = published.tables_of(label)
 
-    def numbers(whose: str, rows: Mapping[str, Mapping[Quantity, Number]], tables: Sequence[PublishedTable]) -> str:
+    def numbers(
+        whose: str, rows: Mapping[str, Mapping[Quantity, Number]], tables: Sequence[PublishedTable]
+    ) -> str:
         """Write a row for each method, with the decimals of the published tables, or three."""
         quantities = readings.ordered(rows.values())
         lines = []
@@ -302,14 +344,19 @@ def next_to_published(label: str, ours: Measured, base: Path) -> str:
 
     parts = [] if tables else ["Nothing is published in numbers."]
     for each in tables:
-        parts += [f"{each.name}, published: {each.setting}; {each.unit}.", numbers("published", each.rows, [each])]
+        parts += [
+            f"{each.name}, published: {each.setting}; {each.unit}.",
+            numbers("published", each.rows, [each]),
+        ]
     parts += [f"Ours: {ours.setting}."] if ours.rows or ours.files else []
     parts += [numbers("ours", ours.rows, tables)] if ours.rows else []
     for path in ours.files:
         link = f"[{Path(path).stem.replace('_', ' ')}]({os.path.relpath(ROOT / path, base)})"
         parts.append(f"{'!' if path.endswith('.png') else ''}{link}")
     parts.append(listed("Remarks", ours.remarks))
-    parts.append(listed("Published", dict.fromkeys(caveat for each in tables for caveat in each.caveats)))
+    parts.append(
+        listed("Published", dict.fromkeys(caveat for each in tables for caveat in each.caveats))
+    )
     parts.append(origin(ours, [source.command for source in ours.sources if source.command]))
     return "\n\n".join(part for part in parts if part)
 
@@ -328,7 +375,9 @@ def origin(ours: Measured, commands: Iterable[str]) -> str:
         return ""
     when = max(source.finished for source in ours.sources)[:10]
     commits = ", ".join(dict.fromkeys(source.commit for source in ours.sources if source.commit))
-    made = "; ".join(part for part in (ours.hardware, when, f"commit {commits}" if commits else "") if part)
+    made = "; ".join(
+        part for part in (ours.hardware, when, f"commit {commits}" if commits else "") if part
+    )
     lines = [f"Made by ({made}):" if made else "Made by:", ""]
     for command in dict.fromkeys(commands):
         # folded to the width of the page; a quoted part has spaces

@@ -56,7 +56,10 @@ def _tables() -> tuple[PublishedTable, ...]:
     tables = []
     for table in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")):
         quantities = tuple(Quantity(*quantity) for quantity in table.pop("quantities"))
-        rows = {method: dict(zip(quantities, row, strict=True)) for method, row in table.pop("rows").items()}
+        rows = {
+            method: dict(zip(quantities, row, strict=True))
+            for method, row in table.pop("rows").items()
+        }
         caveats = tuple(table.pop("caveats", ()))
         tables.append(PublishedTable(**table, quantities=quantities, rows=rows, caveats=caveats))
     return tuple(tables)
@@ -67,7 +70,9 @@ TABLES = _tables()
 TEXTS = {
     "proof_pile": re.compile(r"proof[-_]?pile", re.I),
     "pg19": re.compile(r"pg[-_]?19", re.I),
-    "github": re.compile(r"((^|[/_.:-])github([-_]?test)?(\.\w+|/[^/]*)?|pile_set_name=github)$", re.I),
+    "github": re.compile(
+        r"((^|[/_.:-])github([-_]?test)?(\.\w+|/[^/]*)?|pile_set_name=github)$", re.I
+    ),
 }
 
 

@@ -45,7 +45,8 @@ def read(path: Path) -> tuple[Rows, results.Result | None]:
     renamed = {}
     for row, numbers in rows.items():
         renamed[row] = {
-            replace(quantity, metric=quantity.metric + changed): value for quantity, value in numbers.items()
+            replace(quantity, metric=quantity.metric + changed): value
+            for quantity, value in numbers.items()
         }
     return renamed, result
 
@@ -81,12 +82,16 @@ def trained(result: results.Result) -> Rows:
         if variant not in (made, "untouched"):
             continue
         numbers = rows.setdefault("" if variant == made else variant, {})
-        losses = SpanLosses.merge(SpanLosses.from_dict(document) for document in scores[variant].values())
+        losses = SpanLosses.merge(
+            SpanLosses.from_dict(document) for document in scores[variant].values()
+        )
         if losses.starts[-1] >= native:
             numbers[Quantity("", "loss_past_native")] = losses.mean_between(native)
         numbers[Quantity("", "loss_within_native")] = losses.mean_between(0, native)
         for asked in passkeys_of(figures["passkey"], None if variant == made else variant):
-            numbers[Quantity("passkey", "accuracy", asked["length"])] = 100 * asked["correct"] / asked["trials"]
+            numbers[Quantity("passkey", "accuracy", asked["length"])] = (
+                100 * asked["correct"] / asked["trials"]
+            )
 
     # the loss with updates minus the loss without, past the native length: over all documents, and of each document
     # with its standard error over spans
@@ -107,7 +112,9 @@ def trained(result: results.Result) -> Rows:
     if figures.get("train_loss"):
         own[Quantity("", "train_loss")] = figures["train_loss"][-1]["loss"]
     own[Quantity("", "parameters")] = figures["parameters"]["all"]
-    started, finished = (datetime.fromisoformat(str(when)) for when in (result.started, result.finished))
+    started, finished = (
+        datetime.fromisoformat(str(when)) for when in (result.started, result.finished)
+    )
     own[Quantity("", "seconds")] = (finished - started).total_seconds()
     return rows
 
@@ -117,7 +124,10 @@ def addressing(result: results.Result) -> Rows:
 
 
 def _addressed(task: str, tests: Sequence[Mapping[str, Any]]) -> Numbers:
-    return {Quantity(task, f"accuracy {test['kind']}".rstrip(), test["length"]): 100 * test["share"] for test in tests}
+    return {
+        Quantity(task, f"accuracy {test['kind']}".rstrip(), test["length"]): 100 * test["share"]
+        for test in tests
+    }
 
 
 def perplexity(result: results.Result) -> Rows:
@@ -139,7 +149,12 @@ def passkeys(result: results.Result) -> Rows:
     metric = "accuracy, own prompts"
     if protocol in ("published", "multikey"):
         metric = "accuracy"
-    return {"": {Quantity(task, metric, each["length"]): 100 * each["correct"] / each["trials"] for each in asked}}
+    return {
+        "": {
+            Quantity(task, metric, each["length"]): 100 * each["correct"] / each["trials"]
+            for each in asked
+        }
+    }
 
 
 def harness(result: results.Result) -> Rows:
@@ -152,7 +167,9 @@ def harness(result: results.Result) -> Rows:
     for name, each in {**tasks, **groups}.items():
         if each["value"] is not None:
             published_name = name.removeprefix("tape_").removeprefix("scrolls_")
-            numbers[Quantity(published_name, metrics.get(each["metric"], each["metric"]))] = 100 * each["value"]
+            numbers[Quantity(published_name, metrics.get(each["metric"], each["metric"]))] = (
+                100 * each["value"]
+            )
     return {"": numbers}
 
 
@@ -160,16 +177,27 @@ def arithmetic(result: results.Result) -> Rows:
     """Read the means as published, to twice the trained lengths, and of the parts beyond and within training."""
     figures = result.figures
     task = f"{figures['task']}_{figures['trained'][0]}"
-    metrics = {"twice": "exact_match", "beyond": "exact_match beyond", "trained": "exact_match within"}
+    metrics = {
+        "twice": "exact_match",
+        "beyond": "exact_match beyond",
+        "trained": "exact_match within",
+    }
     found = {name: figures["means"][part]["value"] for part, name in metrics.items()}
-    return {"": {Quantity(task, name): 100 * value for name, value in found.items() if value is not None}}
+    return {
+        "": {
+            Quantity(task, name): 100 * value for name, value in found.items() if value is not None
+        }
+    }
 
 
 def ruler(result: results.Result) -> Rows:
     """Read RULER's scores: of each task and length, the tasks' mean at a length, and the mean of the lengths that were
     asked together."""
     figures = result.figures
-    numbers = {Quantity(each["task"], "accuracy", each["length"]): 100 * each["score"] for each in figures["cells"]}
+    numbers = {
+        Quantity(each["task"], "accuracy", each["length"]): 100 * each["score"]
+        for each in figures["cells"]
+    }
     by_length = {each["length"]: 100 * each["mean"] for each in figures["lengths"]}
     numbers |= {Quantity("ruler", "accuracy", length): mean for length, mean in by_length.items()}
     if len(by_length) > 1:
@@ -189,7 +217,11 @@ def flops(result: results.Result) -> Rows:
     rows = {}
     for row in result.figures["rows"]:
         if row["count"] != "published":
-            label = row["encoding"] if row["count"] == "this project" else f"{row['encoding']}, {row['count']}"
+            label = (
+                row["encoding"]
+                if row["count"] == "this project"
+                else f"{row['encoding']}, {row['count']}"
+            )
             rows[label] = {columns[name]: row[name] for name in columns if row[name] is not None}
     return rows
 
@@ -203,7 +235,9 @@ def stability(result: results.Result) -> Rows:
             for layer, figures in moved["layers"].items():
                 numbers[Quantity(treatment, f"layer {layer}")] = 100 * figures["attention_l1"]
                 if figures["positions_percent"] is not None:
-                    numbers[Quantity(f"{treatment}, positions", f"layer {layer}")] = figures["positions_percent"]
+                    numbers[Quantity(f"{treatment}, positions", f"layer {layer}")] = figures[
+                        "positions_percent"
+                    ]
     return rows
 
 
@@ -211,7 +245,9 @@ def differences(result: results.Result) -> Rows:
     """Read the L1 distance of two models' attention in each layer, 0 to 2."""
     found = result.figures.get("attention_l1_between_models") or {}
     names = " - ".join(each["name"] for each in result.figures["models"])
-    return {names: {Quantity("attention L1", f"layer {layer}"): value for layer, value in found.items()}}
+    return {
+        names: {Quantity("attention L1", f"layer {layer}"): value for layer, value in found.items()}
+    }
 
 
 # By the name of the file without its ending

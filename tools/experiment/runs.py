@@ -93,21 +93,29 @@ class Starting:
         """Return a command as a user types it."""
         if words[0] != "launch":
             return list(words)
-        own = self.launcher or ("python" if self.processes == 1 else f"deepspeed --num_accelerators {self.processes}")
+        own = self.launcher or (
+            "python" if self.processes == 1 else f"deepspeed --num_accelerators {self.processes}"
+        )
         module = ["-m"] if own == "python" and words[1] == "--module" else [words[1]]
         return [*shlex.split(own), *module, *words[2:]]
 
     def line(self, words: Sequence[str]) -> list[str]:
         """Return a command with this Python and the scripts of this installation, on a free port."""
         line = [
-            str(ROOT / word) if word.startswith(("launchers/", "tools/")) and word.endswith(".py") else word
+            str(ROOT / word)
+            if word.startswith(("launchers/", "tools/")) and word.endswith(".py")
+            else word
             for word in self.typed(words)
         ]
         if line[0] == "python":
             return [sys.executable, *line[1:]]
         if line[0] != "deepspeed":
             return line
-        port = [] if {"--hostfile", "-H", "--master_port"} & set(line) else ["--master_port", str(get_free_port())]
+        port = (
+            []
+            if {"--hostfile", "-H", "--master_port"} & set(line)
+            else ["--master_port", str(get_free_port())]
+        )
         return [sys.executable, "-m", "deepspeed.launcher.runner", *port, *line[1:]]
 
     def run_command(self, words: Sequence[str], log: Path) -> int:
@@ -119,10 +127,14 @@ class Starting:
             environment.setdefault("OMP_NUM_THREADS", "1")
         log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "w", encoding="utf-8") as file:
-            return subprocess.run(self.line(words), stdout=file, stderr=file, env=environment).returncode
+            return subprocess.run(
+                self.line(words), stdout=file, stderr=file, env=environment
+            ).returncode
 
 
-def plan(asked: Experiment, passed_on: Sequence[str], output: Path, processes: int) -> list[PlannedRun]:
+def plan(
+    asked: Experiment, passed_on: Sequence[str], output: Path, processes: int
+) -> list[PlannedRun]:
     """Return a run of each arm for each seed, each checked as the launcher would check it.
 
     Seed by seed, over all arms: if the experiment is stopped, the complete runs can be paired. An arm that no seed
@@ -137,10 +149,15 @@ def plan(asked: Experiment, passed_on: Sequence[str], output: Path, processes: i
     """
     names = {word[2:].split("=")[0] for word in passed_on if word.startswith("--")}
     wrong = [name for name in table.OWN if name in names]
-    raise_if_any([Problem(name, "after --", "decided by the runner", "remove it") for name in wrong])
+    raise_if_any(
+        [Problem(name, "after --", "decided by the runner", "remove it") for name in wrong]
+    )
 
     def flags(values: Mapping[str, Any]) -> list[str]:
-        texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
+        texts = {
+            name: value if isinstance(value, str) else json.dumps(value)
+            for name, value in values.items()
+        }
         return [word for name, text in texts.items() for word in (f"--{name}", text)]
 
     def load(arm: str, extra: Sequence[str]) -> tuple[Recipe, list[str]]:
@@ -181,19 +198,30 @@ def _check(asked: Experiment, planned: Sequence[PlannedRun]) -> Iterator[Problem
         owners.setdefault(run.folder, []).append(run.label)
     for folder, labels in owners.items():
         if len(labels) > 1:
-            yield Problem("arms", " and ".join(labels), f"would share the folder {folder}", "name them otherwise")
+            yield Problem(
+                "arms",
+                " and ".join(labels),
+                f"would share the folder {folder}",
+                "name them otherwise",
+            )
 
     recipes = {run.arm: run.recipe for run in planned}
     fields = {name: field for each in recipes.values() for name, field in each.fields().items()}
     compared = sorted(name for name, field in fields.items() if COMPARED in field.metadata)
-    values = {name: {arm: recipe.as_dict().get(name) for arm, recipe in recipes.items()} for name in compared}
+    values = {
+        name: {arm: recipe.as_dict().get(name) for arm, recipe in recipes.items()}
+        for name in compared
+    }
     values["tokens"] = {
         arm: recipe.trainer_value("max_steps") * recipe.global_batch_size * recipe.window
         for arm, recipe in recipes.items()
         if recipe.trains and recipe.trainer_value("max_steps") > 0
     }
     for name, by_arm in values.items():
-        if name not in asked.may_differ and len({json.dumps(value, default=str) for value in by_arm.values()}) > 1:
+        if (
+            name not in asked.may_differ
+            and len({json.dumps(value, default=str) for value in by_arm.values()}) > 1
+        ):
             shown = ", ".join(f"{arm}: {value}" for arm, value in by_arm.items())
             remedy = f"give all the same, or may_differ: [{name}]"
             yield Problem(name, shown, "differs between arms that are compared", remedy)
@@ -219,7 +247,9 @@ class ExperimentWork:
 
     def commands(self, texts: Sequence[str], run: PlannedRun | None = None) -> list[list[str]]:
         """Return the words of the experiment's commands."""
-        values = {"output": self.output, "own": self.own} | ({} if run is None else {"run": run.folder, "arm": run.arm})
+        values = {"output": self.output, "own": self.own} | (
+            {} if run is None else {"run": run.folder, "arm": run.arm}
+        )
         return [table.filled(text, values) for text in texts]
 
     def training(self, run: PlannedRun) -> list[str]:
@@ -230,7 +260,9 @@ class ExperimentWork:
         result = run.result()
         if result is None:
             return None
-        return all_ended(run.folder, self.commands(self.experiment.score, run), str(result.finished))
+        return all_ended(
+            run.folder, self.commands(self.experiment.score, run), str(result.finished)
+        )
 
     def all_scored(self, planned: Sequence[PlannedRun]) -> str | None:
         """Return when the last of the runs was :meth:`scored`; None if one has yet to be."""
@@ -249,20 +281,30 @@ class ExperimentWork:
             # a folder that holds anything but this recipe's run is moved away under a number
             if run.folder.is_dir() and any(run.folder.iterdir()):
                 try:
-                    begun = run.is_same(json.loads((run.folder / RECIPE).read_text(encoding="utf-8")))
+                    begun = run.is_same(
+                        json.loads((run.folder / RECIPE).read_text(encoding="utf-8"))
+                    )
                 except (OSError, ValueError):
                     begun = False  # a run that somebody started by hand
                 if not begun:
                     names = (f"{run.folder.name}.{number}" for number in itertools.count(1))
-                    free = next(path for path in map(run.folder.with_name, names) if not path.exists())
+                    free = next(
+                        path for path in map(run.folder.with_name, names) if not path.exists()
+                    )
                     run.folder.rename(free)
-                    print(f"{run.label}: its folder held a run of another recipe, now in {free}", flush=True)
+                    print(
+                        f"{run.label}: its folder held a run of another recipe, now in {free}",
+                        flush=True,
+                    )
             run.folder.mkdir(parents=True, exist_ok=True)
             storage.write_json(run.folder / RECIPE, run.stored())
 
             log = run.folder / "log.txt"
             print(f"{run.label}: training, see {log}", flush=True)
-            if self.starting.run_command(self.training(run), log) != 0 or (result := run.result()) is None:
+            if (
+                self.starting.run_command(self.training(run), log) != 0
+                or (result := run.result()) is None
+            ):
                 return log
         commands = self.commands(self.experiment.score, run)
         return self.run_steps(run.label, commands, run.folder, str(result.finished))
@@ -280,7 +322,9 @@ class ExperimentWork:
             # after an error nothing more begins
             pool.shutdown(cancel_futures=True)
 
-    def run_steps(self, label: str, commands: Sequence[Sequence[str]], folder: Path, since: str) -> Path | None:
+    def run_steps(
+        self, label: str, commands: Sequence[Sequence[str]], folder: Path, since: str
+    ) -> Path | None:
         """Run commands in order, from the first that has not ended since ``since`` or since the command before it;
         return the log of the one that failed."""
         done = _steps(folder)
@@ -299,7 +343,10 @@ class ExperimentWork:
             before = _results(folder)
             if self.starting.run_command(words, log) != 0:
                 return log
-            done[typed] = {"ended": results.now(), "left": sorted(name for name, _ in _results(folder) - before)}
+            done[typed] = {
+                "ended": results.now(),
+                "left": sorted(name for name, _ in _results(folder) - before),
+            }
             storage.write_json(folder / STEPS, done)
         return None
 
@@ -318,7 +365,11 @@ def _current(
     """Return how many of the commands, in order, need not be repeated, and when the last of these ended."""
     for number, words in enumerate(commands):
         step = done.get(shlex.join(words))
-        if step is None or step["ended"] < since or not all((folder / name).is_file() for name in step["left"]):
+        if (
+            step is None
+            or step["ended"] < since
+            or not all((folder / name).is_file() for name in step["left"])
+        ):
             return number, since
         since = step["ended"]
     return len(commands), since
@@ -331,10 +382,17 @@ def _steps(folder: Path) -> dict[str, dict[str, Any]]:
     except (OSError, ValueError):
         return {}
     # an earlier version stored the time alone
-    return {typed: {"ended": step, "left": []} if isinstance(step, str) else step for typed, step in found.items()}
+    return {
+        typed: {"ended": step, "left": []} if isinstance(step, str) else step
+        for typed, step in found.items()
+    }
 
 
 def _results(folder: Path) -> set[tuple[str, int]]:
     """Return the results that pages read from a folder, and when each was written."""
     paths = [*folder.glob("*.*"), *folder.glob("evaluation/**/*.*")]
-    return {(str(path.relative_to(folder)), path.stat().st_mtime_ns) for path in paths if readings.is_read(path)}
+    return {
+        (str(path.relative_to(folder)), path.stat().st_mtime_ns)
+        for path in paths
+        if readings.is_read(path)
+    }

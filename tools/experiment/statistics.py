@@ -75,7 +75,11 @@ def sign_flip(differences: Sequence[float]) -> float:
     from scipy.stats import permutation_test  # takes a second to import
 
     sample_of = (np.asarray(differences, dtype=float),)
-    return float(permutation_test(sample_of, np.sum, permutation_type="samples", n_resamples=np.inf, batch=4096).pvalue)
+    return float(
+        permutation_test(
+            sample_of, np.sum, permutation_type="samples", n_resamples=np.inf, batch=4096
+        ).pvalue
+    )
 
 
 def holm(ps: Sequence[float]) -> list[float]:

@@ -112,18 +112,30 @@ class Study:
 
         self.primary = self.measures[0]
         if asked:
-            fits = [measure for measure in self.measures if f"_{measure.name}".endswith(f"_{asked}")]
+            fits = [
+                measure for measure in self.measures if f"_{measure.name}".endswith(f"_{asked}")
+            ]
             if len(fits) != 1:
                 names = ", ".join(measure.name for measure in self.measures)
-                raise UserError(Problem("primary", asked, f"names {len(fits)} figures", f"one of: {names}"))
+                raise UserError(
+                    Problem("primary", asked, f"names {len(fits)} figures", f"one of: {names}")
+                )
             self.primary = fits[0]
-            if not self.primary.is_share and not any(word in self.primary.quantity.metric for word in LESS_IS_BETTER):
+            if not self.primary.is_share and not any(
+                word in self.primary.quantity.metric for word in LESS_IS_BETTER
+            ):
                 wrong = "unknown whether more or less of it is better"
-                raise UserError(Problem("primary", asked, wrong, "name an accuracy, a score, a loss or a perplexity"))
+                raise UserError(
+                    Problem(
+                        "primary", asked, wrong, "name an accuracy, a score, a loss or a perplexity"
+                    )
+                )
 
         # every arm with a seed against the reference; a figure that is a difference itself against 0
         self.against, base = reference, self.values(reference, self.primary)
-        others = [arm for arm, rows in self.arms.items() if arm != reference and rows[0].seed is not None]
+        others = [
+            arm for arm, rows in self.arms.items() if arm != reference and rows[0].seed is not None
+        ]
         if self.primary.quantity.metric.startswith(BY_UPDATES):
             self.against, base = ITSELF, dict.fromkeys(self.seeds, 0.0)
             others = [arm for arm in self.arms if self.values(arm, self.primary)]
@@ -132,7 +144,9 @@ class Study:
         ps = {}
         for arm in others:
             values = self.values(arm, self.primary)
-            paired[arm] = {seed: values[seed] - base[seed] for seed in sorted(values.keys() & base.keys())}
+            paired[arm] = {
+                seed: values[seed] - base[seed] for seed in sorted(values.keys() & base.keys())
+            }
             differences = list(paired[arm].values())
             samples[arm] = statistics.sample(differences) if differences else None
             # an arm that diverged is a claim as well, and one that nothing confirms
@@ -140,7 +154,9 @@ class Study:
                 finite = all(map(math.isfinite, differences))
                 ps[arm] = statistics.sign_flip(differences) if finite else 1.0
         holm = dict(zip(ps, statistics.holm([*ps.values()]), strict=True))
-        self.claims = [Claim(arm, paired[arm], samples[arm], ps.get(arm), holm.get(arm)) for arm in others]
+        self.claims = [
+            Claim(arm, paired[arm], samples[arm], ps.get(arm), holm.get(arm)) for arm in others
+        ]
 
     def values(self, arm: str, measure: Measure) -> dict[int, float]:
         """Return a figure of an arm by seed."""
@@ -149,7 +165,11 @@ class Study:
 
     def sample(self, arm: str, measure: Measure) -> Sample | None:
         """Return a figure of an arm over its runs; None if it has none."""
-        figures = [row.figures[measure.quantity] for row in self.arms[arm] if measure.quantity in row.figures]
+        figures = [
+            row.figures[measure.quantity]
+            for row in self.arms[arm]
+            if measure.quantity in row.figures
+        ]
         if figures:
             return statistics.sample(figures)
         return None
@@ -181,7 +201,9 @@ def verdict(study: Study, claim: Claim) -> str:
     if sample is None:
         return f"{claim.arm}: shares no seed with {reference} in which both have this figure."
     if not math.isfinite(sample.mean):
-        lost = ", ".join(str(seed) for seed, value in claim.differences.items() if not math.isfinite(value))
+        lost = ", ".join(
+            str(seed) for seed, value in claim.differences.items() if not math.isfinite(value)
+        )
         return f"{claim.arm}: no verdict, a figure of seed {lost} is not finite."
     gain = sample.mean if measure.is_share else -sample.mean
     size = measure.plain(abs(sample.mean))
@@ -218,9 +240,13 @@ def text(study: Study) -> str:
         cells = [arm, str(len(rows))]
         for measure in study.measures:
             sample = study.sample(arm, measure)
-            cells.append(measure.write(sample.mean, sample.half_width) if sample else measure.write(None))
+            cells.append(
+                measure.write(sample.mean, sample.half_width) if sample else measure.write(None)
+            )
         lines.append(cells)
-    parts = [markdown_table(["arm", "runs", *(str(each.quantity) for each in study.measures)], lines)]
+    parts = [
+        markdown_table(["arm", "runs", *(str(each.quantity) for each in study.measures)], lines)
+    ]
     if len(study.seeds) > 1:
         parts.append(
             "± is half the width of Student's 95 % interval over seeds. What decides is "
@@ -229,11 +255,21 @@ def text(study: Study) -> str:
             "all claims of this page, and one of 0.05 or less makes an arm better or worse."
         )
         values = {arm: study.values(arm, primary) for arm in study.arms}
-        lines = [[arm, *(primary.write(own.get(seed)) for seed in study.seeds)] for arm, own in values.items() if own]
-        parts.append(markdown_table([f"{primary.quantity}, by seed", *map(str, study.seeds)], lines))
+        lines = [
+            [arm, *(primary.write(own.get(seed)) for seed in study.seeds)]
+            for arm, own in values.items()
+            if own
+        ]
+        parts.append(
+            markdown_table([f"{primary.quantity}, by seed", *map(str, study.seeds)], lines)
+        )
         lines = []
         for claim in study.claims:
-            mean, interval = (claim.found.mean, claim.found.interval) if claim.found is not None else (None, None)
+            mean, interval = (
+                (claim.found.mean, claim.found.interval)
+                if claim.found is not None
+                else (None, None)
+            )
             shown = NOT_AVAILABLE if mean is None else primary.signed(mean)
             ends = NOT_AVAILABLE if interval is None else " to ".join(map(primary.signed, interval))
             tests = [number(claim.p, ".3g"), number(claim.p_holm, ".3g")]

@@ -74,7 +74,12 @@ class Experiment(Section):
 def shipped() -> list[str]:
     """Return the names of ``tools/experiments``, sorted by the numbers in them."""
     names = [path.stem for path in FOLDER.glob("*.yaml")]
-    return sorted(names, key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)])
+    return sorted(
+        names,
+        key=lambda name: [
+            int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)
+        ],
+    )
 
 
 def read(name: str, scale: str = SMALL) -> Experiment:
@@ -91,11 +96,15 @@ def read(name: str, scale: str = SMALL) -> Experiment:
     at_scale = values.pop(PAPER, None)
     if scale == PAPER:
         if not isinstance(at_scale, dict):
-            raise UserError(Problem("scale", scale, f"{path.name} has no such form", "leave it out"))
+            raise UserError(
+                Problem("scale", scale, f"{path.name} has no such form", "leave it out")
+            )
         values |= at_scale
     problems = Experiment.check(values)
     broken = {problem.field for problem in problems}
-    experiment = Experiment.build({"about": ""} | {key: value for key, value in values.items() if key not in broken})
+    experiment = Experiment.build(
+        {"about": ""} | {key: value for key, value in values.items() if key not in broken}
+    )
     raise_if_any([*problems, *check(experiment)])
     return experiment
 
@@ -103,17 +112,26 @@ def read(name: str, scale: str = SMALL) -> Experiment:
 def check(asked: Experiment) -> list[Problem]:
     """Return what is wrong beyond the types of the fields."""
     problems = []
-    for place, fields in {"fields": asked.fields, **{f"arms.{arm}": own for arm, own in asked.arms.items()}}.items():
+    for place, fields in {
+        "fields": asked.fields,
+        **{f"arms.{arm}": own for arm, own in asked.arms.items()},
+    }.items():
         names = [name for name in OWN if name in fields]
-        problems += [Problem(place, fields[name], f"{name} is the runner's", "remove it") for name in names]
+        problems += [
+            Problem(place, fields[name], f"{name} is the runner's", "remove it") for name in names
+        ]
     for arm, fields in asked.arms.items():
         if not folder_of(arm):
             problems.append(Problem("arms", arm, "a name needs a letter or a digit", "give it one"))
         if not isinstance(fields.get("recipe", asked.recipe) or None, str):
             wrong = f"no name of a recipe for {arm}"
-            problems.append(Problem(f"arms.{arm}.recipe", fields.get("recipe"), wrong, "give one as a text"))
+            problems.append(
+                Problem(f"arms.{arm}.recipe", fields.get("recipe"), wrong, "give one as a text")
+            )
     if asked.arms and asked.reference and asked.reference not in asked.arms:
-        remedy = f"{did_you_mean(asked.reference, asked.arms)} Or give --arms {asked.reference} as well"
+        remedy = (
+            f"{did_you_mean(asked.reference, asked.arms)} Or give --arms {asked.reference} as well"
+        )
         problems.append(Problem("reference", asked.reference, "no such arm", remedy))
     if len(asked.seeds) > MOST_FLIPPED:
         wrong = "too many for the sign-flip test"
@@ -126,7 +144,9 @@ def check(asked: Experiment) -> list[Problem]:
                 if shlex.split(text) in ([], ["launch"]):
                     problems.append(Problem(key, text, "no command", "write one, or remove it"))
             except ValueError as error:
-                problems.append(Problem(key, text, f"cannot be read ({error})", "write it as in a shell"))
+                problems.append(
+                    Problem(key, text, f"cannot be read ({error})", "write it as in a shell")
+                )
     return problems
 
 

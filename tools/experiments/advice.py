@@ -70,7 +70,9 @@ PARTS = {
         reference="lora",
     ),
     "family": ProtocolPart(1024, 2048, (), (TRAINED,), FIRST),
-    "small": ProtocolPart(1024, 8192, (), ((*TRAINED, "theta", "tape", "tape+lora", "longlora"),), FIRST + LATER),
+    "small": ProtocolPart(
+        1024, 8192, (), ((*TRAINED, "theta", "tape", "tape+lora", "longlora"),), FIRST + LATER
+    ),
     "pose_small": ProtocolPart(
         native=1024,
         target=8192,
@@ -137,7 +139,9 @@ class MethodClaim:
         """The mean and its interval, as pages have them."""
         digits = 1 if self.figure == KEYS else 3
         assert self.found.interval is not None, "a claim has seeds enough"
-        return f"{self.found.mean:+.{digits}f}", " to ".join(f"{end:+.{digits}f}" for end in self.found.interval)
+        return f"{self.found.mean:+.{digits}f}", " to ".join(
+            f"{end:+.{digits}f}" for end in self.found.interval
+        )
 
 
 def share(counts: Iterable[tuple[float, int]]) -> float:
@@ -168,7 +172,9 @@ def read(folder: Path) -> list[MethodRun]:
         trained = bool(figures["steps"])
         seconds = figures["tokens"] / figures["tokens_per_second"] if trained else 0.0
         memory = figures.get("peak_memory_bytes") or 0
-        runs.append(MethodRun(arm, int(seed), losses, keys, asked["passkey"], trained, seconds, memory))
+        runs.append(
+            MethodRun(arm, int(seed), losses, keys, asked["passkey"], trained, seconds, memory)
+        )
     return sorted(runs, key=lambda run: (run.trained, run.arm != "yarn"))
 
 
@@ -179,7 +185,10 @@ def ruler_scores(folder: Path) -> dict[int, tuple[float, int]]:
     for file in sorted(folder.glob("*/ruler.json")):
         for cell in results.load(file).figures["cells"]:
             right, questions = found.get(cell["length"], (0.0, 0))
-            found[cell["length"]] = right + cell["score"] * cell["samples"], questions + cell["samples"]
+            found[cell["length"]] = (
+                right + cell["score"] * cell["samples"],
+                questions + cell["samples"],
+            )
     return found
 
 
@@ -193,16 +202,24 @@ def arms_of(part: ProtocolPart, runs: Sequence[MethodRun]) -> dict[str, dict[int
     return arms
 
 
-def counted(part: ProtocolPart, arms: dict[str, dict[int, MethodRun]], figure: str) -> dict[str, dict[int, MethodRun]]:
+def counted(
+    part: ProtocolPart, arms: dict[str, dict[int, MethodRun]], figure: str
+) -> dict[str, dict[int, MethodRun]]:
     """Return the runs that claims of a figure may use: a seed counts when every arm of its stage has the figure."""
     able = {
-        arm: {seed: run for seed, run in of_seed.items() if figure == LOSS or set(part.lengths) <= run.keys.keys()}
+        arm: {
+            seed: run
+            for seed, run in of_seed.items()
+            if figure == LOSS or set(part.lengths) <= run.keys.keys()
+        }
         for arm, of_seed in arms.items()
     }
     for stage in part.stages:
         complete = set.intersection(*(set(able.get(arm, {})) for arm in stage))
         for arm in stage:
-            able[arm] = {seed: run for seed, run in sorted(able.get(arm, {}).items()) if seed in complete}
+            able[arm] = {
+                seed: run for seed, run in sorted(able.get(arm, {}).items()) if seed in complete
+            }
     return {arm: of_seed for arm, of_seed in able.items() if of_seed}
 
 
@@ -218,7 +235,11 @@ def claims_of(part: ProtocolPart, arms: dict[str, dict[int, MethodRun]]) -> list
             # an arm that trains nothing is one model, paired with every seed
             base = able.get(against, {})
             untrained = next((run for run in base.values() if not run.trained), None)
-            others = {seed: untrained or base[seed] for seed in able.get(arm, {}) if untrained or seed in base}
+            others = {
+                seed: untrained or base[seed]
+                for seed in able.get(arm, {})
+                if untrained or seed in base
+            }
             if len(others) < FEWEST:
                 continue
             by_place: dict[str | int | None, dict[int, float]] = {}
@@ -232,12 +253,18 @@ def claims_of(part: ProtocolPart, arms: dict[str, dict[int, MethodRun]]) -> list
             p = statistics.t_test(differences)
             flipped = statistics.sign_flip(differences)
             signs = {math.copysign(1, plain.fmean(by_place[place].values())) for place in places}
-            made.append(MethodClaim(figure, arm, against, by_place[None], found, p, flipped, len(signs) == 1))
+            made.append(
+                MethodClaim(
+                    figure, arm, against, by_place[None], found, p, flipped, len(signs) == 1
+                )
+            )
     adjusted = statistics.holm([claim.p for claim in made])
     return [replace(claim, p_holm=p) for claim, p in zip(made, adjusted, strict=True)]
 
 
-def value_of(part: ProtocolPart, figure: str, run: MethodRun, place: str | int | None = None) -> float:
+def value_of(
+    part: ProtocolPart, figure: str, run: MethodRun, place: str | int | None = None
+) -> float:
     """Return one of the two primary figures of a run, or its part: of one text, or of one length."""
     if figure == LOSS:
         return run.loss(part.native, part.target, None if place is None else str(place))
@@ -259,13 +286,22 @@ def verdict(claim: MethodClaim) -> str:
         where = f"on each {parts}"
     else:
         where = f"but not on each {parts}"
-    return f"{claim.arm}: {'better' if gain > 0 else 'worse'} than {claim.against}, {size}, {where}."
+    return (
+        f"{claim.arm}: {'better' if gain > 0 else 'worse'} than {claim.against}, {size}, {where}."
+    )
 
 
-def page(part: ProtocolPart, name: str, arms: dict[str, dict[int, MethodRun]], claims: Sequence[MethodClaim]) -> str:
+def page(
+    part: ProtocolPart,
+    name: str,
+    arms: dict[str, dict[int, MethodRun]],
+    claims: Sequence[MethodClaim],
+) -> str:
     """Return the tables and sentences of the result."""
     texts = list(next(iter(next(iter(arms.values())).values())).losses)
-    lengths = sorted({length for of_seed in arms.values() for run in of_seed.values() for length in run.keys})
+    lengths = sorted(
+        {length for of_seed in arms.values() for run in of_seed.values() for length in run.keys}
+    )
 
     def cell(values: Sequence[float], spec: str) -> str:
         if not values:
@@ -282,18 +318,30 @@ def page(part: ProtocolPart, name: str, arms: dict[str, dict[int, MethodRun]], c
     costs = []
     for arm, of_seed in arms.items():
         runs = list(of_seed.values())
-        values = [[value_of(part, LOSS, run) for run in runs], [run.loss(0, part.native) for run in runs]]
+        values = [
+            [value_of(part, LOSS, run) for run in runs],
+            [run.loss(0, part.native) for run in runs],
+        ]
         values += [[value_of(part, LOSS, run, text) for run in runs] for text in texts]
         losses.append([arm, str(len(runs)), *(cell(of_runs, ".3f") for of_runs in values)])
         asked_of = [run for run in runs if set(part.lengths) <= run.keys.keys()]
         if part.lengths and asked_of:
             shares = [[value_of(part, KEYS, run) for run in asked_of]]
-            shares += [[share([run.keys[length]]) for run in asked_of if length in run.keys] for length in lengths]
+            shares += [
+                [share([run.keys[length]]) for run in asked_of if length in run.keys]
+                for length in lengths
+            ]
             pooled = []
             for length in lengths:
                 asked = [run.passkeys[length] for run in runs if length in run.passkeys]
-                pooled.append(f"{sum(right for right, _ in asked)}/{sum(of for _, of in asked)}" if asked else "-")
-            answers.append([arm, str(len(asked_of)), *(cell(of_runs, ".1f") for of_runs in shares), *pooled])
+                pooled.append(
+                    f"{sum(right for right, _ in asked)}/{sum(of for _, of in asked)}"
+                    if asked
+                    else "-"
+                )
+            answers.append(
+                [arm, str(len(asked_of)), *(cell(of_runs, ".1f") for of_runs in shares), *pooled]
+            )
         if any(run.trained for run in runs):
             minutes = [run.seconds / 60 for run in runs]
             gib = [run.memory / 2**30 for run in runs]
@@ -304,18 +352,28 @@ def page(part: ProtocolPart, name: str, arms: dict[str, dict[int, MethodRun]], c
         f"Mean over seeds ± half of Student's 95 % interval, from {FEWEST} runs on; an arm that trains nothing is one "
         "run. Loss past the native length, within it, and past it in each text:",
         markdown_table(["arm", "runs", "past", "within", *names], losses),
-        f"![Loss and right answers by length]({name}.png)" if part.lengths else f"![Loss by position]({name}.png)",
+        f"![Loss and right answers by length]({name}.png)"
+        if part.lengths
+        else f"![Loss by position]({name}.png)",
     ]
     if part.lengths:
         at = [f"{length:,}" for length in lengths]
-        header = ["arm", "runs", KEYS, *(f"{each}, %" for each in at), *(f"passkey {each}" for each in at)]
+        header = [
+            "arm",
+            "runs",
+            KEYS,
+            *(f"{each}, %" for each in at),
+            *(f"passkey {each}" for each in at),
+        ]
         parts += [f"{part.questions}, in % of them, and plain passkeys, right of all:"]
         if all(row[-len(at) :] == ["-"] * len(at) for row in answers):
             header = header[: -len(at)]
             answers = [row[: -len(at)] for row in answers]
             parts[-1] = f"{part.questions}:"
         parts += [markdown_table(header, answers)]
-    parts += [markdown_table(["arm", "minutes of training", "peak memory, GiB"], costs)] if costs else []
+    parts += (
+        [markdown_table(["arm", "minutes of training", "peak memory, GiB"], costs)] if costs else []
+    )
     if not claims:
         return "\n\n".join([*parts, f"No stage has {FEWEST} seeds yet: nothing is claimed."]) + "\n"
     rows = []
@@ -323,7 +381,16 @@ def page(part: ProtocolPart, name: str, arms: dict[str, dict[int, MethodRun]], c
         tests = [f"{value:.2g}" for value in (claim.p, claim.p_holm, claim.sign_flip)]
         pair = f"{claim.arm} less {claim.against}"
         rows.append([claim.figure, pair, *claim.written, str(claim.found.n), *tests])
-    header = ["figure", "claim", "mean", "95 % interval", "seeds", "p, t test", "p, Holm's", "p, sign flip"]
+    header = [
+        "figure",
+        "claim",
+        "mean",
+        "95 % interval",
+        "seeds",
+        "p, t test",
+        "p, Holm's",
+        "p, sign flip",
+    ]
     parts += [markdown_table(header, rows), "\n".join(f"- {verdict(claim)}" for claim in claims)]
     return "\n\n".join(parts) + "\n"
 
@@ -334,13 +401,22 @@ def draw(part: ProtocolPart, arms: dict[str, dict[int, MethodRun]], path: Path) 
     both = bool(part.lengths)
     figure = Figure(figsize=(12 if both else 7, 4.8), layout="constrained")
     left, *right = figure.subplots(1, 2 if both else 1, squeeze=False)[0]
-    by_arm = {arm: [SpanLosses.merge(run.losses.values()) for run in runs.values()] for arm, runs in arms.items()}
+    by_arm = {
+        arm: [SpanLosses.merge(run.losses.values()) for run in runs.values()]
+        for arm, runs in arms.items()
+    }
     base = by_arm.get(part.reference, next(iter(by_arm.values())))
     places = [start + base[0].span / 2 for start in base[0].starts]
     zero = [plain.fmean(each.nll[at] for each in base) for at in range(len(places))]
     palette = colours(len(arms))
     for index, (arm, of_seed) in enumerate(arms.items()):
-        curves = [(left, places, [[each.nll[at] - nll for each in by_arm[arm]] for at, nll in enumerate(zero)])]
+        curves = [
+            (
+                left,
+                places,
+                [[each.nll[at] - nll for each in by_arm[arm]] for at, nll in enumerate(zero)],
+            )
+        ]
         for axes in right:
             runs = [run for run in of_seed.values() if run.keys]
             lengths = sorted(set.intersection(*(set(run.keys) for run in runs))) if runs else []
@@ -348,10 +424,17 @@ def draw(part: ProtocolPart, arms: dict[str, dict[int, MethodRun]], path: Path) 
             curves.append((axes, [float(length) for length in lengths], answers))
         colour = palette[index % len(palette)]
         marker = MARKERS[index % len(MARKERS)]
-        line = {"color": colour, "marker": marker, "ms": 4, "ls": STYLES[index // len(palette) % len(STYLES)]}
+        line = {
+            "color": colour,
+            "marker": marker,
+            "ms": 4,
+            "ls": STYLES[index // len(palette) % len(STYLES)],
+        }
         gaps = [plain.fmean(of_place) for of_place in curves[0][2]]
         if min(map(abs, gaps)) > OUTSIDE:
-            left.plot([], [], label=f"{arm} ({min(gaps):+.1f} to {max(gaps):+.1f}, not drawn)", **line)
+            left.plot(
+                [], [], label=f"{arm} ({min(gaps):+.1f} to {max(gaps):+.1f}, not drawn)", **line
+            )
             del curves[0]
         for axes, at, values in curves:
             found = [statistics.sample(of_place) for of_place in values]
@@ -364,11 +447,21 @@ def draw(part: ProtocolPart, arms: dict[str, dict[int, MethodRun]], path: Path) 
         axes.axvline(part.native, color="#888888", ls="--", lw=1)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.3)
-    left.set(xlabel="position", ylabel=f"loss minus {part.reference}'s (nats)", title="Loss: lower is better")
+    left.set(
+        xlabel="position",
+        ylabel=f"loss minus {part.reference}'s (nats)",
+        title="Loss: lower is better",
+    )
     for axes in right:
         axes.set(xlabel="tokens of the prompt", ylabel="right answers, %", title="Right answers")
         axes.set_ylim(bottom=-2)
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", frameon=False, ncols=5, fontsize=8)
+    figure.legend(
+        *left.get_legend_handles_labels(),
+        loc="outside lower center",
+        frameon=False,
+        ncols=5,
+        fontsize=8,
+    )
     storage.write_file(path, lambda temporary: figure.savefig(temporary, dpi=130, format="png"))
 
 
@@ -390,7 +483,10 @@ def main(argv: list[str] | None = None) -> int:
         raise UserError(Problem("runs", options.runs, wrong, remedy))
     claims = claims_of(part, arms)
     draw(part, arms, folder / f"{options.part}.png")
-    stored = [asdict(claim) | {"interval": claim.found.interval, "verdict": verdict(claim)} for claim in claims]
+    stored = [
+        asdict(claim) | {"interval": claim.found.interval, "verdict": verdict(claim)}
+        for claim in claims
+    ]
     runs = [asdict(run) for of_seed in arms.values() for run in of_seed.values()]
     result = results.collect(command=["python", "-m", "tools.experiments.advice", *typed])
     results.save(result.finish({"runs": runs, "claims": stored}), folder / f"{options.part}.json")

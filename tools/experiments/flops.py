@@ -38,7 +38,12 @@ PAPER = {
 }
 """The model that the paper pretrains on C4."""
 PAPER_RANK = 48
-YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 1.0, "original_max_position_embeddings": 1_024}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 1.0,
+    "original_max_position_embeddings": 1_024,
+}
 PLACEHOLDERS: dict[str, dict[str, Any]] = {
     "yarn": {"rope_parameters": YARN},
     "bipe_rope": {"position_options": {"separators": [0, 1]}},
@@ -62,7 +67,9 @@ def main(argv: list[str] | None = None) -> int:
     raise_if_any(check_folder("output", options.output or "."))
     rows = table_3() if options.table3 else every_encoding()
     if options.output is not None:
-        started = results.collect(command=[Path(__file__).name, *typed], config={"length": TOKENS, **PAPER})
+        started = results.collect(
+            command=[Path(__file__).name, *typed], config={"length": TOKENS, **PAPER}
+        )
         file = Path(options.output) / f"{'table3' if options.table3 else 'flops'}.json"
         results.save(started.finish({"rows": rows}), file)
 
@@ -87,23 +94,33 @@ def every_encoding() -> list[dict[str, Any]]:
         config = TapeConfig(**PAPER, position_encoding=name, **PLACEHOLDERS.get(name, {}))
         full, causal = (flops.multiply_adds(config, TOKENS, causal=each) for each in (False, True))
         with torch.device("meta"):
-            layers = [registry.build_layer(config, index) for index in range(config.num_hidden_layers)]
+            layers = [
+                registry.build_layer(config, index) for index in range(config.num_hidden_layers)
+            ]
             encoding = torch.nn.ModuleList([registry.build(config), *layers])
         # the numbers that a cache keeps of a token, counted in a model that is narrow outside attention
-        narrow = TapeConfig.from_dict(config.to_dict() | {"vocab_size": 64, "intermediate_size": 16})
+        narrow = TapeConfig.from_dict(
+            config.to_dict() | {"vocab_size": 64, "intermediate_size": 16}
+        )
         ids = torch.arange(16)[None]
         cache = DynamicCache(config=narrow)
         with torch.no_grad():
             TapeForCausalLM(narrow).eval()(input_ids=ids, past_key_values=cache)
-        cached = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers) / ids.numel()
+        cached = (
+            sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers) / ids.numel()
+        )
         rows.append(
             {
                 "encoding": name,
                 "parameters (M)": round(parameters(config) / MEBI, 2),
-                "of the encoding (M)": round(sum(x.numel() for x in encoding.parameters()) / MEBI, 3),
+                "of the encoding (M)": round(
+                    sum(x.numel() for x in encoding.parameters()) / MEBI, 3
+                ),
                 "MACs full (G)": round(full / 1e9, 2),
                 "MACs causal (G)": round(causal / 1e9, 2),
-                "training FLOPs a token (G)": round(flops.training_flops_per_token(config, TOKENS, 1.0) / 1e9, 3),
+                "training FLOPs a token (G)": round(
+                    flops.training_flops_per_token(config, TOKENS, 1.0) / 1e9, 3
+                ),
                 "cache (KiB a token)": round(2 * cached / 1024, 2),
             }
         )
@@ -114,7 +131,11 @@ def table_3() -> list[dict[str, Any]]:
     """Return the paper's Table 3: published, counted here, and TAPE counted as its published code is."""
 
     def counted(weights: int, full: float, causal: float | None = None) -> dict[str, Any]:
-        cells = {"FLOPs (G)": 2 * full / 1e9, "MACs (G)": full / 1e9, "parameters (M)": weights / MEBI}
+        cells = {
+            "FLOPs (G)": 2 * full / 1e9,
+            "MACs (G)": full / 1e9,
+            "parameters (M)": weights / MEBI,
+        }
         if causal is not None:
             cells |= {"FLOPs causal (G)": 2 * causal / 1e9, "MACs causal (G)": causal / 1e9}
         return {name: round(cell, 2) for name, cell in cells.items()}
@@ -140,8 +161,13 @@ def table_3() -> list[dict[str, Any]]:
             own = layers * (hidden * PAPER_RANK + 2 * PAPER_RANK * heads + heads**2)
             macs = flops.multiply_adds(rope, TOKENS, causal=False)
             macs += layers * (2 * TOKENS**2 * hidden + 2 * TOKENS * hidden * PAPER_RANK)
-            rows.append({"encoding": name, "count": "published code"} | counted(parameters(rope) + own, macs))
-        rows.append({"encoding": name, "count": "this project"} | counted(parameters(config), full, causal))
+            rows.append(
+                {"encoding": name, "count": "published code"}
+                | counted(parameters(rope) + own, macs)
+            )
+        rows.append(
+            {"encoding": name, "count": "this project"} | counted(parameters(config), full, causal)
+        )
     return [dict.fromkeys(rows[-1]) | row for row in rows]
 
 

@@ -30,8 +30,12 @@ DTYPES = ("float32", "float64", "bfloat16")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--dtype", default=DTYPES[0], choices=DTYPES, help="of the weights (default: %(default)s)")
-    parser.add_argument("--device", default="auto", help="cpu, cuda, ...; auto: a GPU if there is one")
+    parser.add_argument(
+        "--dtype", default=DTYPES[0], choices=DTYPES, help="of the weights (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--device", default="auto", help="cpu, cuda, ...; auto: a GPU if there is one"
+    )
 
 
 def find(typed_models: Sequence[str], options: argparse.Namespace) -> dict[str, FoundModel]:
@@ -46,7 +50,9 @@ def find(typed_models: Sequence[str], options: argparse.Namespace) -> dict[str, 
             name = Path(typed).resolve().name if Path(typed).exists() else typed
         if not storage.is_utf8(typed) or name in found:
             wrong = f"a second {name!r}" if name in found else "is not UTF-8"
-            problems.append(Problem("MODEL", storage.shown(typed), wrong, "give it a name: NAME=MODEL"))
+            problems.append(
+                Problem("MODEL", storage.shown(typed), wrong, "give it a name: NAME=MODEL")
+            )
             continue
         with collecting(problems):
             own = parser.parse_args([name_or_path])
@@ -63,7 +69,11 @@ def as_own(model: PreTrainedModel) -> extendable.Model:
     """Return the same weights in this project's model, whose blocks can be inspected."""
     if isinstance(model, TapeForCausalLM):
         return model
-    raise_if_any(config_file.check_llama_shaped(model.config) if extendable.by_own_class(model.config) else [])
+    raise_if_any(
+        config_file.check_llama_shaped(model.config)
+        if extendable.by_own_class(model.config)
+        else []
+    )
     config = extendable.configure(model.config)
     with torch.device("meta"):
         empty = TapeForCausalLM(encodings.plain(config, config.rope_parameters))
@@ -75,16 +85,24 @@ def sizes(model: FoundModel) -> dict[str, int]:
     return {"layers": model.config.num_hidden_layers, "heads": model.config.num_attention_heads}
 
 
-def check_numbers(what: str, numbers: Sequence[int] | None, found: Mapping[str, FoundModel]) -> list[Problem]:
+def check_numbers(
+    what: str, numbers: Sequence[int] | None, found: Mapping[str, FoundModel]
+) -> list[Problem]:
     """Return a problem for each number of a layer or head, from 1, that a model does not have."""
     problems = []
     for name, model in found.items():
         most = sizes(model)[what]
         for number in numbers or ():
             if not 1 <= number <= most:
-                problems.append(Problem(f"--{what}", number, f"{name} has {what} 1 to {most}", "name one of them"))
+                problems.append(
+                    Problem(
+                        f"--{what}", number, f"{name} has {what} 1 to {most}", "name one of them"
+                    )
+                )
     return problems
 
 
 def not_finite(name: str) -> Problem:
-    return Problem("MODEL", name, "its activations are not finite", "give a model whose loss is finite")
+    return Problem(
+        "MODEL", name, "its activations are not finite", "give a model whose loss is finite"
+    )

@@ -22,8 +22,12 @@ from tape_ds.errors import Problem, UserError, check_folder, command, did_you_me
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="python -m tools.experiments.new_decoder", description=__doc__)
     parser.add_argument("family", help="transformers' model type")
-    parser.add_argument("--config", type=json.loads, default={}, help="fields of its configuration, as JSON")
-    parser.add_argument("--tokenizer", required=True, help="a folder; the vocabulary is its number of tokens")
+    parser.add_argument(
+        "--config", type=json.loads, default={}, help="fields of its configuration, as JSON"
+    )
+    parser.add_argument(
+        "--tokenizer", required=True, help="a folder; the vocabulary is its number of tokens"
+    )
     parser.add_argument("--output", required=True)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(sys.argv[1:] if argv is None else argv)
@@ -34,19 +38,30 @@ def main(argv: list[str] | None = None) -> int:
         problems.append(Problem("--config", options.config, wrong, remedy))
     raise_if_any(problems)
     tokenizer = AutoTokenizer.from_pretrained(options.tokenizer)
-    special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    special = {
+        name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+    }
     try:
         known = AutoConfig.for_model(options.family).to_dict()
     except ValueError as error:
-        raise UserError(Problem("family", options.family, f"transformers makes no such model: {error}", "")) from None
+        raise UserError(
+            Problem("family", options.family, f"transformers makes no such model: {error}", "")
+        ) from None
     raise_if_any(
         [
-            Problem(f"--config {name}", value, f"is no field of {options.family}", did_you_mean(name, known))
+            Problem(
+                f"--config {name}",
+                value,
+                f"is no field of {options.family}",
+                did_you_mean(name, known),
+            )
             for name, value in options.config.items()
             if name not in known
         ]
     )
-    config = AutoConfig.for_model(options.family, **{"vocab_size": len(tokenizer)} | special | options.config)
+    config = AutoConfig.for_model(
+        options.family, **{"vocab_size": len(tokenizer)} | special | options.config
+    )
     torch.manual_seed(options.seed)
     model = AutoModelForCausalLM.from_config(config)
     model.save_pretrained(options.output)

@@ -53,8 +53,12 @@ def main(argv: list[str] | None = None) -> int:
     typed = sys.argv[1:] if argv is None else argv
     parser = Parser(prog="python -m tools.experiments.pose_coverage", description=__doc__)
     parser.add_argument("--samples", type=int, default=2000, help="sequences that are counted")
-    parser.add_argument("--document_tokens", type=int, help="take every document to have this length; read none")
-    parser.add_argument("--output", default="runs/pose_coverage", help="folder of the plot and the table")
+    parser.add_argument(
+        "--document_tokens", type=int, help="take every document to have this length; read none"
+    )
+    parser.add_argument(
+        "--output", default="runs/pose_coverage", help="folder of the plot and the table"
+    )
     own, fields = parser.parse_known_args(typed)
     recipe = loading.load(fields, world_size=1, kind=ExtensionRecipe)
     window = recipe.window
@@ -63,10 +67,16 @@ def main(argv: list[str] | None = None) -> int:
     problems = below_one(own, "samples") + check_folder("--output", own.output)
     least = window if recipe.data.packing == "single" else 1
     if own.document_tokens is not None and own.document_tokens < least:
-        problems.append(Problem("document_tokens", own.document_tokens, "fill no sequence", f"give {least} or more"))
+        problems.append(
+            Problem(
+                "document_tokens", own.document_tokens, "fill no sequence", f"give {least} or more"
+            )
+        )
     if not recipe.trains:
         wrong = f"method = {recipe.method.method!r} trains nothing, no sequence is read"
-        problems.append(Problem("method", recipe.method.method, wrong, "choose a method that trains"))
+        problems.append(
+            Problem("method", recipe.method.method, wrong, "choose a method that trains")
+        )
     raise_if_any(problems)
 
     specs = [] if own.document_tokens else weights.specs_of(recipe.data.train_data)
@@ -83,7 +93,9 @@ def main(argv: list[str] | None = None) -> int:
         found = tokenizer.load_tokenizer(str(paths.of(recipe.model.model)), "model")
         sequences = training_sequences(recipe, found, BadRows(recipe.data.skip.bad_rows))
     items = [sequences[index] for index in range(min(own.samples, len(sequences)))]
-    pairs = count_pairs(((item["position_ids"].numpy(), item["document_ids"].numpy()) for item in items), target)
+    pairs = count_pairs(
+        ((item["position_ids"].numpy(), item["document_ids"].numpy()) for item in items), target
+    )
 
     output = Path(own.output)
     summaries = {"distances": summarise(pairs)}
@@ -97,7 +109,10 @@ def main(argv: list[str] | None = None) -> int:
         made = f"packing {recipe.data.packing}"
     label = f"{recipe.name}: {len(items):,} sequences, {made}"
     draw(bins, output / f"{NAME}.png", label=label, window=window, target=target)
-    storage.write_text(output / f"{NAME}.csv", storage.as_csv(list(bins[0]), (list(each.values()) for each in bins)))
+    storage.write_text(
+        output / f"{NAME}.csv",
+        storage.as_csv(list(bins[0]), (list(each.values()) for each in bins)),
+    )
     figures = {"rows": len(items), "queries": int(pairs[0]), "window": window, **summaries}
     results.save(started.finish(figures), output / f"{NAME}.json")
     print(label)
@@ -146,7 +161,9 @@ def count_pairs(sequences: Iterable[tuple[np.ndarray, np.ndarray]], target: int)
         for document in np.unique(documents[documents >= 0]):
             own = positions[documents == document]
             if own[0] < 0 or own[-1] >= target or (np.diff(own) < 1).any():
-                raise ValueError(f"positions of a document must rise strictly within 0 .. {target - 1}")
+                raise ValueError(
+                    f"positions of a document must rise strictly within 0 .. {target - 1}"
+                )
             # the autocorrelation of the positions, exact once rounded
             occupied = np.zeros(own[-1] - own[0] + 1)
             occupied[own - own[0]] = 1
@@ -187,12 +204,18 @@ def bins_of(pairs: np.ndarray, per_octave: int = PER_OCTAVE) -> list[dict[str, A
         own = shares[start:stop]
         each: dict[str, Any] = {"from": start, "to": stop - 1, "seen": float((own > 0).mean())}
         each |= {"pairs": int(pairs[start:stop].sum()), "share": float(own.mean())}
-        each |= {"least": float(own.min()), "most": float(own.max()), "whole_rows": float(whole[start:stop].mean())}
+        each |= {
+            "least": float(own.min()),
+            "most": float(own.max()),
+            "whole_rows": float(whole[start:stop].mean()),
+        }
         bins.append(each)
     return bins
 
 
-def draw(bins: Sequence[Mapping[str, Any]], path: Path, *, label: str, window: int, target: int) -> None:
+def draw(
+    bins: Sequence[Mapping[str, Any]], path: Path, *, label: str, window: int, target: int
+) -> None:
     """Draw the share of queries with a key at each distance, on logarithmic axes: a line through the bins' means, a
     band from their least to their most, and the maximum. A bin with a distance without a pair is red at the bottom."""
     figure = Figure(figsize=(8, 4.5), layout="constrained")
@@ -209,15 +232,37 @@ def draw(bins: Sequence[Mapping[str, Any]], path: Path, *, label: str, window: i
     axes.fill_between(middle, low, high, color="#D55E00", alpha=0.25, lw=0, label="least to most")
 
     sizes = [each["to"] - each["from"] + 1 for each in bins]
-    missing = sum(size * (1 - each["seen"]) for size, each in zip(sizes, bins, strict=True)) / sum(sizes)
+    missing = sum(size * (1 - each["seen"]) for size, each in zip(sizes, bins, strict=True)) / sum(
+        sizes
+    )
     share = f"distances never seen: {missing:.1%} of all"
     for index, each in enumerate(each for each in bins if each["seen"] < 1):
-        axes.axvspan(each["from"], each["to"] + 1, ymax=0.04, color="#CC0000", lw=0, label=None if index else share)
-    axes.axvline(window, color="0.35", linestyle="--", lw=1.2, label=f"tokens of a sequence, {window:,}")
-    axes.set(xscale="log", yscale="log", xlim=(1, target), ylim=(floor, 1.5), title="Distances seen in training")
-    axes.set(xlabel="distance from query to key (positions)", ylabel="queries with a key at that distance")
+        axes.axvspan(
+            each["from"],
+            each["to"] + 1,
+            ymax=0.04,
+            color="#CC0000",
+            lw=0,
+            label=None if index else share,
+        )
+    axes.axvline(
+        window, color="0.35", linestyle="--", lw=1.2, label=f"tokens of a sequence, {window:,}"
+    )
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlim=(1, target),
+        ylim=(floor, 1.5),
+        title="Distances seen in training",
+    )
+    axes.set(
+        xlabel="distance from query to key (positions)",
+        ylabel="queries with a key at that distance",
+    )
     axes.xaxis.set_major_locator(LogLocator(base=4))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}"))
+    axes.xaxis.set_major_formatter(
+        FuncFormatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}")
+    )
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.10g}%"))
     axes.legend(frameon=False)

@@ -60,11 +60,19 @@ def main(argv: list[str] | None = None) -> int:
     typed = sys.argv[1:] if argv is None else argv
     parser = Parser(prog=f"python -m tools.experiments.{NAME}", description=__doc__)
     parser.add_argument("models", nargs="+", metavar="MODEL", help="each MODEL or NAME=MODEL")
-    parser.add_argument("--layers", type=int, nargs="+", metavar="N", help="default: those of 1 2 4 8 that all have")
-    parser.add_argument("--tokens", type=length, default=512, help="of each text (default: %(default)s)")
-    parser.add_argument("--texts", nargs="+", default=["stdlib"], metavar="SPEC", help="as in recipes")
+    parser.add_argument(
+        "--layers", type=int, nargs="+", metavar="N", help="default: those of 1 2 4 8 that all have"
+    )
+    parser.add_argument(
+        "--tokens", type=length, default=512, help="of each text (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--texts", nargs="+", default=["stdlib"], metavar="SPEC", help="as in recipes"
+    )
     inspected_models.add_options(parser)
-    parser.add_argument("--output", default=f"runs/{NAME}", help="folder of the tables (default: %(default)s)")
+    parser.add_argument(
+        "--output", default=f"runs/{NAME}", help="folder of the tables (default: %(default)s)"
+    )
     own = parser.parse_args(typed)
     problems = check_folder("--output", own.output)
     if own.tokens < 2:
@@ -78,7 +86,11 @@ def main(argv: list[str] | None = None) -> int:
     problems += inspected_models.check_numbers("layers", own.layers, models)
     for name, model in models.items():
         if model.tokenizer().bos_token_id is None:
-            problems.append(Problem("MODEL", name, "its tokenizer has no BOS to put in front", "give another model"))
+            problems.append(
+                Problem(
+                    "MODEL", name, "its tokenizer has no BOS to put in front", "give another model"
+                )
+            )
     raise_if_any(problems)
     depth = min(inspected_models.sizes(model)["layers"] for model in models.values())
     own.layers = sorted(set(own.layers or [layer for layer in LAYERS if layer <= depth]))
@@ -109,7 +121,9 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def read_texts(model: FoundModel, sources: Sequence[Source], own: argparse.Namespace) -> list[ScoredText]:
+def read_texts(
+    model: FoundModel, sources: Sequence[Source], own: argparse.Namespace
+) -> list[ScoredText]:
     """Return texts of ``--tokens`` tokens each, tokenised for this model."""
     texts: list[ScoredText] = []
     problems: list[Problem] = []
@@ -120,11 +134,15 @@ def read_texts(model: FoundModel, sources: Sequence[Source], own: argparse.Names
             if len(sources) > 1:  # two may have files of one name
                 read = [replace(text, name=f"{source.spec} {text.name}") for text in read]
             texts += read
-    raise_if_any([replace(each, remedy=each.remedy.replace("--min_tokens", "--tokens")) for each in problems])
+    raise_if_any(
+        [replace(each, remedy=each.remedy.replace("--min_tokens", "--tokens")) for each in problems]
+    )
     return texts
 
 
-def measure(name: str, found: FoundModel, texts: Sequence[ScoredText], own: argparse.Namespace) -> dict[str, Any]:
+def measure(
+    name: str, found: FoundModel, texts: Sequence[ScoredText], own: argparse.Namespace
+) -> dict[str, Any]:
     """Return one model's figures: of each text, and their mean."""
     print(f"{name}: {len(texts)} texts of {own.tokens:,} tokens", flush=True)
     model = inspected_models.as_own(found.load())
@@ -133,9 +151,13 @@ def measure(name: str, found: FoundModel, texts: Sequence[ScoredText], own: argp
     # yarn: one scale of the angles for all
     with used_at(model, own.tokens + SHIFT):
         for text in texts:
-            figures[text.name] = changes(model, torch.from_numpy(text.ids.astype("int64")), own.layers, token)
+            figures[text.name] = changes(
+                model, torch.from_numpy(text.ids.astype("int64")), own.layers, token
+            )
     mean = mean_of(figures.values())
-    if not all(math.isfinite(each) for treatment in mean.values() for each in treatment["logits"].values()):
+    if not all(
+        math.isfinite(each) for treatment in mean.values() for each in treatment["logits"].values()
+    ):
         raise UserError(inspected_models.not_finite(name))
     return {"name": name, "model": found.about(), "token": token, "mean": mean, "texts": figures}
 
@@ -146,12 +168,16 @@ def changes(
     """Return the changes of one text, int64 [T], by treatment: ``layers``, figures by the number of the layer, and
     ``logits``. ``shift``: how often ``token`` is added, or positions that are skipped."""
     before: dict[int, LayerView] = {}
-    logits_TV = inspection.inspect(model, ids_T, layers, lambda view: before.update({view.number: view}))
+    logits_TV = inspection.inspect(
+        model, ids_T, layers, lambda view: before.update({view.number: view})
+    )
     found = {}
     for name, added, first in (("add_tokens", shift, 0), ("shift_ids", 0, shift)):
         by_layer: dict[int, Any] = {}
 
-        def compare(view: LayerView, by_layer: dict[int, Any] = by_layer, added: int = added) -> None:
+        def compare(
+            view: LayerView, by_layer: dict[int, Any] = by_layer, added: int = added
+        ) -> None:
             by_layer[view.number] = layer_changes(before[view.number], view, added)
 
         moved_S = torch.cat((ids_T.new_full((added,), token), ids_T))
@@ -171,7 +197,9 @@ def layer_changes(before: LayerView, after: LayerView, added: int) -> dict[str, 
     """Return the figures of one layer, which saw ``added`` more tokens in front ``after``."""
     kept_HTT = renormalised_HTT = after.weights_HTS[:, added:, added:]
     if added:
-        renormalised_HTT = kept_HTT / kept_HTT.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(kept_HTT.dtype).tiny)
+        renormalised_HTT = kept_HTT / kept_HTT.sum(dim=-1, keepdim=True).clamp_min(
+            torch.finfo(kept_HTT.dtype).tiny
+        )
     figures: dict[str, float | None] = dict.fromkeys(FIGURES)
     for name, weights_HTT in (("", kept_HTT), ("_renormalised", renormalised_HTT)):
         l1_HT = (weights_HTT - before.weights_HTS).abs().sum(dim=-1, dtype=torch.float64)
@@ -185,7 +213,9 @@ def layer_changes(before: LayerView, after: LayerView, added: int) -> dict[str, 
 
 def relative_percent(difference: Tensor, whole: Tensor) -> float:
     """Return one Frobenius norm in per cent of another: 0 without a change, infinite if ``whole`` is 0."""
-    changed, size = (float(torch.linalg.vector_norm(each, dtype=torch.float64)) for each in (difference, whole))
+    changed, size = (
+        float(torch.linalg.vector_norm(each, dtype=torch.float64)) for each in (difference, whole)
+    )
     if changed == 0:
         return 0.0
     if size:

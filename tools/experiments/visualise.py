@@ -104,18 +104,30 @@ def main(argv: list[str] | None = None) -> int:
     typed = sys.argv[1:] if argv is None else argv
     parser = Parser(prog=f"python -m tools.experiments.{NAME}", description=__doc__)
     parser.add_argument("model", metavar="MODEL", help="MODEL or NAME=MODEL")
-    parser.add_argument("--against", metavar="OTHER", help="a second one; differences are MODEL minus OTHER")
+    parser.add_argument(
+        "--against", metavar="OTHER", help="a second one; differences are MODEL minus OTHER"
+    )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--text", metavar="FILE", help="UTF-8; its beginning is shown")
     source.add_argument("--prompt", metavar="TEXT", help="the text itself")
     parser.add_argument("--tokens", type=length, default=96, help="at most (default: %(default)s)")
-    parser.add_argument("--layers", type=int, nargs="+", metavar="N", help=f"default: {LAYERS}, evenly spaced")
-    parser.add_argument("--heads", type=int, nargs="+", metavar="N", help="default: the first and the last")
+    parser.add_argument(
+        "--layers", type=int, nargs="+", metavar="N", help=f"default: {LAYERS}, evenly spaced"
+    )
+    parser.add_argument(
+        "--heads", type=int, nargs="+", metavar="N", help="default: the first and the last"
+    )
     inspected_models.add_options(parser)
-    parser.add_argument("--output", default=f"runs/{NAME}", help="folder of the pictures (default: %(default)s)")
+    parser.add_argument(
+        "--output", default=f"runs/{NAME}", help="folder of the pictures (default: %(default)s)"
+    )
     own = parser.parse_args(typed)
     found, ids = prepare(own)
-    text = {"prompt" if own.text is None else own.text: hashlib.sha256(np.asarray(ids, "<i8").tobytes()).hexdigest()}
+    text = {
+        "prompt" if own.text is None else own.text: hashlib.sha256(
+            np.asarray(ids, "<i8").tobytes()
+        ).hexdigest()
+    }
     started = results.collect(command=[Path(__file__).name, *typed], config=vars(own), data=text)
     seen = []
     figures: dict[str, Any] = {"models": [], "tokens": len(ids)}
@@ -124,10 +136,15 @@ def main(argv: list[str] | None = None) -> int:
         seen.append(each := SeenModel(name, loaded.config.num_attention_heads))
         with used_at(loaded, len(ids)):
             inspection.inspect(loaded, torch.tensor(ids), own.layers, each.keep)
-        if not all(np.isfinite(np.tril(shown)).all() for shown in (*each.weights.values(), *each.positions.values())):
+        if not all(
+            np.isfinite(np.tril(shown)).all()
+            for shown in (*each.weights.values(), *each.positions.values())
+        ):
             raise UserError(inspected_models.not_finite(each.name))
         positions = each.unit if each.positions else f"none: {inspected_models.NO_POSITIONS}"
-        figures["models"].append({"name": each.name, "model": model.about(), "positions": positions})
+        figures["models"].append(
+            {"name": each.name, "model": model.about(), "positions": positions}
+        )
         if not each.positions:
             print(f"{each.name}: no map of positions: {inspected_models.NO_POSITIONS}")
 
@@ -139,13 +156,20 @@ def main(argv: list[str] | None = None) -> int:
     unit = "attention weight (colour: its root)"
     kinds["attention.png"] = MapKind(f"attention: {seen[0].name}", unit, attention, rooted=True)
     if len(seen) > 1:
-        difference = {layer: weights_HTT - seen[1].weights[layer] for layer, weights_HTT in seen[0].weights.items()}
+        difference = {
+            layer: weights_HTT - seen[1].weights[layer]
+            for layer, weights_HTT in seen[0].weights.items()
+        }
         # mean over heads and queries
-        distances = {layer: float(np.abs(each).sum(axis=-1).mean()) for layer, each in difference.items()}
+        distances = {
+            layer: float(np.abs(each).sum(axis=-1).mean()) for layer, each in difference.items()
+        }
         figures["attention_l1_between_models"] = distances
         title = f"attention: {seen[0].name} minus {seen[1].name}"
         unit = "difference of attention weights (colour: its root)"
-        kinds["difference.png"] = MapKind(title, unit, attention_maps(difference, own.heads), signed=True, rooted=True)
+        kinds["difference.png"] = MapKind(
+            title, unit, attention_maps(difference, own.heads), signed=True, rooted=True
+        )
     folder = Path(own.output)
     for file in ("positions.png", "attention.png", "difference.png"):
         if file in kinds:
@@ -154,7 +178,9 @@ def main(argv: list[str] | None = None) -> int:
             (folder / file).unlink(missing_ok=True)
     results.save(started.finish(figures), folder / f"{NAME}.json")
     for what, total in inspected_models.sizes(next(iter(found.values()))).items():
-        print(f"{what} shown: {', '.join(map(str, vars(own)[what]))} of {total}; --{what} names others")
+        print(
+            f"{what} shown: {', '.join(map(str, vars(own)[what]))} of {total}; --{what} names others"
+        )
     print(f"written to {folder}: {', '.join(kinds)}, {NAME}.json", flush=True)
     return 0
 
@@ -164,15 +190,23 @@ def prepare(own: argparse.Namespace) -> tuple[dict[str, FoundModel], list[int]]:
     field_name, text = ("--text", own.text) if own.prompt is None else ("--prompt", own.prompt)
     problems = check_folder("--output", own.output)
     if own.text is None and not storage.is_utf8(text):
-        problems.append(Problem("--prompt", storage.shown(text), "is not UTF-8", "write it in UTF-8"))
+        problems.append(
+            Problem("--prompt", storage.shown(text), "is not UTF-8", "write it in UTF-8")
+        )
     if own.text is not None:
         try:
             text = Path(own.text).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            problems.append(Problem("--text", own.text, f"cannot be read ({error})", "name a file of UTF-8 text"))
+            problems.append(
+                Problem(
+                    "--text", own.text, f"cannot be read ({error})", "name a file of UTF-8 text"
+                )
+            )
     found: dict[str, FoundModel] = {}
     with collecting(problems):
-        found = inspected_models.find([own.model] + ([] if own.against is None else [own.against]), own)
+        found = inspected_models.find(
+            [own.model] + ([] if own.against is None else [own.against]), own
+        )
     sizes = [inspected_models.sizes(model) for model in found.values()]
     for what in ("layers", "heads"):
         problems += inspected_models.check_numbers(what, vars(own)[what], found)
@@ -183,16 +217,28 @@ def prepare(own: argparse.Namespace) -> tuple[dict[str, FoundModel], list[int]]:
     for what, most in (("layers", LAYERS), ("heads", HEADS)):
         # evenly spaced numbers from 1, with the first and the last
         count = sizes[0][what]
-        spread = [1 + round(place) for place in (range(count) if count <= most else np.linspace(0, count - 1, most))]
+        spread = [
+            1 + round(place)
+            for place in (range(count) if count <= most else np.linspace(0, count - 1, most))
+        ]
         vars(own)[what] = sorted(set(vars(own)[what] or spread))
 
     read = [prompt_ids(text, model.tokenizer())[: own.tokens] for model in found.values()]
     ids: list[int] = read[0]
     if len(ids) < 2:
-        raise UserError(Problem(field_name, own.text or text, f"{len(ids)} tokens", "give a text of 2 tokens or more"))
+        raise UserError(
+            Problem(
+                field_name,
+                own.text or text,
+                f"{len(ids)} tokens",
+                "give a text of 2 tokens or more",
+            )
+        )
     if any(other != ids for other in read):
         wrong = "its tokenizer splits the text in another way"
-        raise UserError(Problem("--against", own.against, wrong, "compare models that share a tokenizer"))
+        raise UserError(
+            Problem("--against", own.against, wrong, "compare models that share a tokenizer")
+        )
     if len(ids) > MOST_TOKENS:
         wrong = f"more than {MOST_TOKENS:,} tokens cannot be distinguished in a picture"
         problems.append(Problem("--tokens", own.tokens, wrong, "show fewer"))
@@ -211,11 +257,15 @@ def position_maps(seen: SeenModel, heads: Sequence[int]) -> dict[tuple[str, str]
                 name = f"heads {state * share + 1} to {(state + 1) * share}"
             else:
                 name = f"head {state + 1}"
-            maps[f"layer {layer}", "all heads" if most == 1 else name] = states[min(state, len(states) - 1)]
+            maps[f"layer {layer}", "all heads" if most == 1 else name] = states[
+                min(state, len(states) - 1)
+            ]
     return maps
 
 
-def attention_maps(weights: Mapping[int, np.ndarray], heads: Sequence[int]) -> dict[tuple[str, str], np.ndarray]:
+def attention_maps(
+    weights: Mapping[int, np.ndarray], heads: Sequence[int]
+) -> dict[tuple[str, str], np.ndarray]:
     """Return for each layer the mean over all heads, and the chosen heads."""
     maps = {}
     for number, weights_HTT in weights.items():
@@ -258,7 +308,9 @@ def draw(kind: MapKind, path: Path) -> None:
     figure.suptitle(kind.name, fontsize="medium", parse_math=False)
     figure.supxlabel("key (token)", fontsize="medium")
     figure.supylabel("query (token), by head", fontsize="medium")
-    bar = figure.colorbar(image, ax=panels, label=kind.unit, extend="both" if kind.signed else "neither")
+    bar = figure.colorbar(
+        image, ax=panels, label=kind.unit, extend="both" if kind.signed else "neither"
+    )
     bar.ax.yaxis.set_major_locator(MaxNLocator(5))
     storage.write_file(path, lambda part: figure.savefig(part, dpi=DPI, format="png"))
 

@@ -80,7 +80,9 @@ def main(argv: list[str] | None = None) -> int:
     )
 
 
-def ask_all(options: argparse.Namespace, found: "FoundModel", task: Task, work: "Evaluation") -> dict[str, Any]:
+def ask_all(
+    options: argparse.Namespace, found: "FoundModel", task: Task, work: "Evaluation"
+) -> dict[str, Any]:
     """Load the model, and return the figures of its answers."""
     from tape_ds.scoring import exact_match
     from tape_ds.scoring.resumable import Cost
@@ -89,10 +91,16 @@ def ask_all(options: argparse.Namespace, found: "FoundModel", task: Task, work: 
     cost = Cost(found.device)
     tests = task.tests(options.tested)
     longest_first = sorted(tests, key=lambda test: -test.tokens)
-    answered = work.run_jobs([(str(test), test) for test in longest_first], partial(ask, model, options))
+    answered = work.run_jobs(
+        [(str(test), test) for test in longest_first], partial(ask, model, options)
+    )
     scores = [answered[str(test)] for test in tests]
     if not isinstance(task, ArithmeticTask):
-        return {"task": task.name, "tests": scores, "cost": cost.taken(samples=options.samples * len(tests))}
+        return {
+            "task": task.name,
+            "tests": scores,
+            "cost": cost.taken(samples=options.samples * len(tests)),
+        }
     return {
         "task": task.name,
         "sizes": list(task.sizes),
@@ -155,7 +163,10 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]
         help="of the tests of a task of addressing (default: test_lengths of the run)",
     )
     group.add_argument(
-        "--task_options", type=json.loads, metavar="JSON", help="of such a task, in place of the run's, one by one"
+        "--task_options",
+        type=json.loads,
+        metavar="JSON",
+        help="of such a task, in place of the run's, one by one",
     )
     group.add_argument(
         "--samples",
@@ -163,18 +174,25 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]
         help=f"in each cell (default: {SAMPLES}), or sequences of each test of addressing (default: {ROWS})",
     )
     group.add_argument(
-        "--batch_size", type=int, default=BATCH_SIZE, help="samples that are asked at once (default: %(default)s)"
+        "--batch_size",
+        type=int,
+        default=BATCH_SIZE,
+        help="samples that are asked at once (default: %(default)s)",
     )
     options = parser.parse_args(argv)
 
     problems = below_one(options, "batch_size")
     if options.samples is not None and not 1 <= options.samples <= MOST:
-        problems.append(Problem("--samples", options.samples, "out of range", f"give 1 to {MOST:,}"))
+        problems.append(
+            Problem("--samples", options.samples, "out of range", f"give 1 to {MOST:,}")
+        )
     for name in ("digits", "trained"):
         lengths = vars(options)[name]
         if lengths is not None and not (len(lengths) <= 2 and min(lengths) >= 1):
             text = " ".join(map(str, lengths))
-            problems.append(Problem(f"--{name}", text, "not one or two lengths", "give for example 12, or 12 8"))
+            problems.append(
+                Problem(f"--{name}", text, "not one or two lengths", "give for example 12, or 12 8")
+            )
     if options.seed < 0:
         problems.append(Problem("--seed", options.seed, "negative", "give 0 or more"))
     return options, problems
@@ -189,7 +207,11 @@ def prepare(options: argparse.Namespace, model: "FoundModel", problems: list[Pro
     task = generated.make(options.task, options.task_options or {})
     if model.tokenizer().get_vocab() != ids_of(task.vocabulary):
         wrong = f"its tokens are not those of {options.task}"
-        problems.append(Problem("model", model.name_or_path, wrong, "give a model that tape-ds arithmetic trained"))
+        problems.append(
+            Problem(
+                "model", model.name_or_path, wrong, "give a model that tape-ds arithmetic trained"
+            )
+        )
     if isinstance(task, ArithmeticTask):
         for size, most, name in zip(options.tested, task.largest, task.sizes, strict=True):
             if size > most:
@@ -235,7 +257,9 @@ def recorded(model: "FoundModel") -> Mapping[str, Any]:
 
 
 def unrecorded(model: "FoundModel", option: str, what: str) -> Problem:
-    return Problem(f"--{option}", None, f"{model.name_or_path} has no record of {what}", f"give --{option}")
+    return Problem(
+        f"--{option}", None, f"{model.name_or_path} has no record of {what}", f"give --{option}"
+    )
 
 
 def unread(options: argparse.Namespace, *names: str) -> list[Problem]:
@@ -244,7 +268,9 @@ def unread(options: argparse.Namespace, *names: str) -> list[Problem]:
     for name in names:
         value = vars(options)[name]
         if value is not None:
-            problems.append(Problem(f"--{name}", value, f"{options.task} does not have it", "leave it out"))
+            problems.append(
+                Problem(f"--{name}", value, f"{options.task} does not have it", "leave it out")
+            )
     return problems
 
 
@@ -268,7 +294,9 @@ def complete_arithmetic(
     return problems
 
 
-def complete_addressing(options: argparse.Namespace, model: "FoundModel", own: Mapping[str, Any]) -> list[Problem]:
+def complete_addressing(
+    options: argparse.Namespace, model: "FoundModel", own: Mapping[str, Any]
+) -> list[Problem]:
     options.samples = options.samples or ROWS
     problems = unread(options, "digits", "trained")
     if problems:
@@ -289,7 +317,9 @@ def complete_addressing(options: argparse.Namespace, model: "FoundModel", own: M
     for tested in options.tested:
         remedy = task.wrong_length(tested)
         if remedy is not None:
-            problems.append(Problem("--lengths", tested, f"{options.task} has no such sequences", remedy))
+            problems.append(
+                Problem("--lengths", tested, f"{options.task} has no such sequences", remedy)
+            )
     return problems
 
 
@@ -304,4 +334,9 @@ def ask(model: "PreTrainedModel", options: argparse.Namespace, test: Test) -> di
     if not isinstance(test.task, ArithmeticTask):
         return exact_match.AnswerCount.of(test, verdicts).to_dict()
     first, second = test.size
-    return {"first": first, "second": second, "samples": len(samples), "correct": sum(map(all, verdicts))}
+    return {
+        "first": first,
+        "second": second,
+        "samples": len(samples),
+        "correct": sum(map(all, verdicts)),
+    }

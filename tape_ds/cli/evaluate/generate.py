@@ -27,14 +27,24 @@ def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="tape-ds evaluate generate", description=__doc__)
     add_model(parser)
     group = parser.add_argument_group("prompt and reply")
-    group.add_argument("--prompt", help="text; default: standard input, without the end of its last line")
-    group.add_argument("--chat", action="store_true", help="the prompt is a message of the tokenizer's chat template")
-    group.add_argument("--max_new_tokens", type=int, default=256, help="of a reply (default: %(default)s)")
+    group.add_argument(
+        "--prompt", help="text; default: standard input, without the end of its last line"
+    )
+    group.add_argument(
+        "--chat",
+        action="store_true",
+        help="the prompt is a message of the tokenizer's chat template",
+    )
+    group.add_argument(
+        "--max_new_tokens", type=int, default=256, help="of a reply (default: %(default)s)"
+    )
     options = parser.parse_args(argv)
     problems = below_one(options, "max_new_tokens")
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if processes > 1:
-        problems.append(Problem("processes", processes, "a person reads one reply", "start it as one process"))
+        problems.append(
+            Problem("processes", processes, "a person reads one reply", "start it as one process")
+        )
     prompt = ""
     with collecting(problems):
         prompt = read_prompt(options.prompt)
@@ -49,7 +59,9 @@ def main(argv: list[str] | None = None) -> int:
     tokenizer = found.tokenizer()
     ids = ids_of(prompt, tokenizer, options.chat)
     if not ids:
-        problems.append(Problem("--prompt", prompt, "the tokenizer makes no token of it", "give another text"))
+        problems.append(
+            Problem("--prompt", prompt, "the tokenizer makes no token of it", "give another text")
+        )
     problems += models.check_tokens("--prompt", ids, found)
     length = len(ids) + options.max_new_tokens
     raise_if_any(problems + models.check_lengths("tokens of prompt and reply", [length], found))
@@ -66,7 +78,11 @@ def main(argv: list[str] | None = None) -> int:
             streamer=TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True),
         )
     taken = time.monotonic() - started
-    print(f"[prompt {len(ids):,} tokens, reply {len(new):,} tokens, {taken:.2f} s]", file=sys.stderr, flush=True)
+    print(
+        f"[prompt {len(ids):,} tokens, reply {len(new):,} tokens, {taken:.2f} s]",
+        file=sys.stderr,
+        flush=True,
+    )
     return 0
 
 
@@ -74,12 +90,16 @@ def read_prompt(prompt: str | None) -> str:
     """Return the prompt; from standard input, without the end of its last line."""
     try:
         if prompt is None and sys.stdin.isatty():
-            raise UserError(Problem("--prompt", None, "there is none", "give one, or pipe a text in"))
+            raise UserError(
+                Problem("--prompt", None, "there is none", "give one, or pipe a text in")
+            )
         prompt = sys.stdin.read().removesuffix("\n") if prompt is None else prompt
         # Python keeps the bytes of an argument that is no UTF-8 as surrogates
         prompt.encode()
     except UnicodeError as error:
-        raise UserError(Problem("--prompt", repr(prompt), f"is not UTF-8 ({error})", "give a text in UTF-8")) from error
+        raise UserError(
+            Problem("--prompt", repr(prompt), f"is not UTF-8 ({error})", "give a text in UTF-8")
+        ) from error
     if not prompt.strip():
         raise UserError(Problem("--prompt", prompt, "no text", "give some text to continue"))
     return str(prompt)

@@ -70,7 +70,9 @@ def main(argv: list[str] | None = None) -> int:
     for name in READING:
         deciding[name] = vars(options)[name]
     # the model's hash has the tokenizer
-    deciding["metadata"] = {name: value for name, value in config.metadata.items() if name != "tokenizer"}
+    deciding["metadata"] = {
+        name: value for name, value in config.metadata.items() if name != "tokenizer"
+    }
     if config.apply_chat_template:
         template = json.dumps(found.tokenizer().chat_template, sort_keys=True)
         deciding["chat_template"] = hashlib.sha256(template.encode()).hexdigest()
@@ -176,8 +178,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         default="1",
         help="sequences that are read at once, or auto: as many as have 16k tokens together (default: 1)",
     )
-    group.add_argument("--max_length", type=length, help="of prompt and answer (default: the model's own length)")
-    group.add_argument("--truncate", choices=("left",), help="cut prompts that are longer, and count it; else an error")
+    group.add_argument(
+        "--max_length", type=length, help="of prompt and answer (default: the model's own length)"
+    )
+    group.add_argument(
+        "--truncate",
+        choices=("left",),
+        help="cut prompts that are longer, and count it; else an error",
+    )
     group = parser.add_argument_group("lm-eval")
     for action in Run(argparse.ArgumentParser().add_subparsers())._parser._actions:
         if not {*action.option_strings} & (SET_HERE | parser._option_string_actions.keys()):
@@ -194,16 +202,34 @@ def prepare(options: argparse.Namespace) -> tuple["FoundModel", "EvaluatorConfig
 
     problems = []
     if options.limit is not None and options.limit <= 0:
-        problems.append(Problem("--limit", options.limit, "leaves no question", "give a number, or a share below 1"))
+        problems.append(
+            Problem(
+                "--limit", options.limit, "leaves no question", "give a number, or a share below 1"
+            )
+        )
     if options.num_fewshot is not None and options.num_fewshot < 0:
-        problems.append(Problem("--num_fewshot", options.num_fewshot, "less than none", "give 0 or more"))
+        problems.append(
+            Problem("--num_fewshot", options.num_fewshot, "less than none", "give 0 or more")
+        )
     size = options.batch_size
     if not (size == "auto" or (size.isdecimal() and int(size) > 0)):
-        problems.append(Problem("--batch_size", size, "no number of sequences", "give 1 or more, or auto"))
+        problems.append(
+            Problem("--batch_size", size, "no number of sequences", "give 1 or more, or auto")
+        )
 
-    ours = {"model", "device", "use_cache", "batch_size", "model_args", "output_path", "max_batch_size"}
+    ours = {
+        "model",
+        "device",
+        "use_cache",
+        "batch_size",
+        "model_args",
+        "output_path",
+        "max_batch_size",
+    }
     known = {each.name for each in fields(EvaluatorConfig)} - ours
-    given = argparse.Namespace(**{name: value for name, value in vars(options).items() if name in known})
+    given = argparse.Namespace(
+        **{name: value for name, value in vars(options).items() if name in known}
+    )
     given.output_path = "here"  # --log_samples asks for one
     try:
         config = EvaluatorConfig.from_cli(given)
@@ -215,10 +241,14 @@ def prepare(options: argparse.Namespace) -> tuple["FoundModel", "EvaluatorConfig
         config.tasks = names
         config.seed = config.seed or [None] * 4
     except (ValueError, TypeError, OSError) as error:
-        problems.append(Problem("options", options.config or "", " ".join(str(error).split()), "see --help"))
+        problems.append(
+            Problem("options", options.config or "", " ".join(str(error).split()), "see --help")
+        )
     else:
         if not config.tasks:
-            problems.append(Problem("--tasks", None, "none is given", "such as tape_table9, arc_easy, mmlu_*"))
+            problems.append(
+                Problem("--tasks", None, "none is given", "such as tape_table9, arc_easy, mmlu_*")
+            )
 
     found = models.find(options, problems)
     with collecting(problems):
@@ -233,7 +263,9 @@ def prepare(options: argparse.Namespace) -> tuple["FoundModel", "EvaluatorConfig
     for name in ("tokenizer_config.json", "config.json"):
         if (folder / name).is_file():
             named = json.loads((folder / name).read_text(encoding="utf-8")).get("auto_map") or {}
-            has_code |= isinstance(named, list) or bool({"AutoTokenizer", "AutoConfig"} & named.keys())
+            has_code |= isinstance(named, list) or bool(
+                {"AutoTokenizer", "AutoConfig"} & named.keys()
+            )
     if options.trust_remote_code or not has_code:
         config.metadata = {"tokenizer": found.tokenizer_name_or_path} | config.metadata
     return found, config

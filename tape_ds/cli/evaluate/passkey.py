@@ -70,7 +70,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def ask_all(
-    options: argparse.Namespace, found: "FoundModel", plans: Sequence["PlannedQuestion"], work: "Evaluation"
+    options: argparse.Namespace,
+    found: "FoundModel",
+    plans: Sequence["PlannedQuestion"],
+    work: "Evaluation",
 ) -> dict[str, Any]:
     """Load the model, and return the figures of its replies."""
     from tape_ds.scoring import replies
@@ -81,7 +84,10 @@ def ask_all(
     model = found.load()
     cost = Cost(found.device)
     if options.use_cache and not replies.reads_in_pieces(model) and is_main_process():
-        print("prompts are read in one piece: for this model pieces may give other numbers", flush=True)
+        print(
+            "prompts are read in one piece: for this model pieces may give other numbers",
+            flush=True,
+        )
     longest_first = sorted(plans, key=lambda plan: -plan.length)
     ask = partial(answer, options, model, found.tokenizer())
     answered = work.run_jobs([(plan.name, plan) for plan in longest_first], ask)
@@ -90,7 +96,9 @@ def ask_all(
     return {"form": options.form, **count(rows), "cost": cost.taken(prompt_tokens=tokens)}
 
 
-def answer(options: argparse.Namespace, model: Any, tokenizer: Any, plan: "PlannedQuestion") -> dict[str, Any]:
+def answer(
+    options: argparse.Namespace, model: Any, tokenizer: Any, plan: "PlannedQuestion"
+) -> dict[str, Any]:
     """Return the row of one question."""
     from tape_ds.scoring import models, questions
     from tape_ds.scoring.passkey import PASSKEYS
@@ -136,16 +144,22 @@ def announcement(options: argparse.Namespace, total: int) -> str:
     return f"passkeys: {options.trials} at each of {where} = {total:,} prompts"
 
 
-def show(options: argparse.Namespace, found: "FoundModel", folder: Path, figures: Mapping[str, Any]) -> None:
+def show(
+    options: argparse.Namespace, found: "FoundModel", folder: Path, figures: Mapping[str, Any]
+) -> None:
     """Write tables and picture, and print the tables."""
     from tape_ds.scoring import heat_maps, tables
 
     title = f"Passkeys found by {found.name_or_path} ({options.form}, {options.protocol})"
     by_length = figures["passkeys"]
-    written = heat_maps.write_passkeys(figures["cells"], folder, title=title, native_length=found.known_length)
+    written = heat_maps.write_passkeys(
+        figures["cells"], folder, title=title, native_length=found.known_length
+    )
     print(f"\n{title}\n")
     print(heat_maps.passkey_table(figures["cells"]))
-    tables.print_passkeys({found.name_or_path: by_length}, found.known_length or by_length[-1]["length"], "its length")
+    tables.print_passkeys(
+        {found.name_or_path: by_length}, found.known_length or by_length[-1]["length"], "its length"
+    )
     print(", ".join(str(path) for path in written))
 
 
@@ -183,8 +197,12 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]
         help="prompts at each depth of each length: --trials 4 --lengths 4k 8k asks 4 x 5 depths x 2 lengths = 40 "
         "(default: 5; published: 20 at each length)",
     )
-    group.add_argument("--form", default="longlora", choices=tuple(FORMS), help="whose filler (default: longlora)")
-    group.add_argument("--new_tokens", type=int, default=REPLY_TOKENS, help="of a reply (default: %(default)s)")
+    group.add_argument(
+        "--form", default="longlora", choices=tuple(FORMS), help="whose filler (default: longlora)"
+    )
+    group.add_argument(
+        "--new_tokens", type=int, default=REPLY_TOKENS, help="of a reply (default: %(default)s)"
+    )
     group.add_argument(
         "--use_cache",
         type=str.lower,
@@ -193,7 +211,10 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]
         help="false: no key-value cache, the whole text is read for every new token (default: true)",
     )
     group.add_argument(
-        "--chunk", type=int, default=CHUNK, help="tokens of a prompt read at once (default: %(default)s)"
+        "--chunk",
+        type=int,
+        default=CHUNK,
+        help="tokens of a prompt read at once (default: %(default)s)",
     )
     options = parser.parse_args(argv)
     options.use_cache = options.use_cache == "true"
@@ -211,7 +232,11 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]
     problems = below_one(options, "new_tokens", "chunk")
     if not grid and options.depths is not None:
         remedy = "leave it out, or use --protocol grid"
-        problems.append(Problem("--depths", options.depths, f"{options.protocol} prompts draw their depths", remedy))
+        problems.append(
+            Problem(
+                "--depths", options.depths, f"{options.protocol} prompts draw their depths", remedy
+            )
+        )
     elif options.depths is not None:
         depths = sorted(options.depths)
         # a number of depths becomes shares
@@ -223,13 +248,21 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]
             depths = list(DEPTHS)  # all else is checked with these
         options.depths = depths
     if not grid and options.form != "longlora":
-        problems.append(Problem("--form", options.form, f"{options.protocol} prompts use LongLoRA's", "leave it out"))
+        problems.append(
+            Problem(
+                "--form", options.form, f"{options.protocol} prompts use LongLoRA's", "leave it out"
+            )
+        )
     if len(set(options.lengths)) < len(options.lengths):
-        problems.append(Problem("--lengths", options.lengths, "one is given twice", "give each once"))
+        problems.append(
+            Problem("--lengths", options.lengths, "one is given twice", "give each once")
+        )
     return options, problems
 
 
-def prepare(options: argparse.Namespace, model: "FoundModel", problems: list[Problem]) -> list["PlannedQuestion"]:
+def prepare(
+    options: argparse.Namespace, model: "FoundModel", problems: list[Problem]
+) -> list["PlannedQuestion"]:
     """Return the protocol's questions."""
     from tape_ds.scoring.models import check_lengths
     from tape_ds.scoring.questions import tokens_needed
@@ -242,16 +275,26 @@ def prepare(options: argparse.Namespace, model: "FoundModel", problems: list[Pro
     plans: list[PlannedQuestion] = []
     with collecting(problems, "--{}"):
         if options.protocol == "published":
-            plans = prompts.published(tokenizer, options.lengths, options.trials, reply=options.new_tokens)
+            plans = prompts.published(
+                tokenizer, options.lengths, options.trials, reply=options.new_tokens
+            )
         else:
-            drawn: dict[str, Any] = {"seed": options.seed, "form": options.form, "reply": options.new_tokens}
-            plans = prompts.grid(tokenizer, options.lengths, options.depths, options.trials, **drawn)
+            drawn: dict[str, Any] = {
+                "seed": options.seed,
+                "form": options.form,
+                "reply": options.new_tokens,
+            }
+            plans = prompts.grid(
+                tokenizer, options.lengths, options.depths, options.trials, **drawn
+            )
     if options.protocol != "published" or model.position_limit is None:
         problems += check_lengths("--lengths", options.lengths, model)
     else:  # a published prompt has the tokens that its characters give
         longest = dict.fromkeys(options.lengths, 0)
         for plan in plans:
             longest[plan.length] = max(longest[plan.length], tokens_needed([plan.write()]))
-        problems += check_lengths("--lengths (in tokens of prompt and reply)", sorted(longest.values()), model)
+        problems += check_lengths(
+            "--lengths (in tokens of prompt and reply)", sorted(longest.values()), model
+        )
     raise_if_any(problems)
     return plans

@@ -57,7 +57,14 @@ def main(argv: list[str] | None = None) -> int:
     tokenizer = found.tokenizer()
     problems += models.check_lengths("--lengths", options.lengths, found)
     if options.bos and tokenizer.bos_token_id is None:
-        problems.append(Problem("--bos", True, "the tokenizer has no BOS", "leave it out, or name another --tokenizer"))
+        problems.append(
+            Problem(
+                "--bos",
+                True,
+                "the tokenizer has no BOS",
+                "leave it out, or name another --tokenizer",
+            )
+        )
     reason = losses.unscorable(found.config)
     if reason is not None:
         problems.append(Problem("model", found.name_or_path, reason, "score another model"))
@@ -115,7 +122,9 @@ def score_all(
     choice = {name: vars(options)[name] for name in DOCUMENTS}
     for source in sources:
         with collecting(problems):
-            texts[source.spec] = window_jobs.read_texts(source, found.tokenizer(), bare=options.bos, **choice)
+            texts[source.spec] = window_jobs.read_texts(
+                source, found.tokenizer(), bare=options.bos, **choice
+            )
     raise_if_any(problems)  # before the model is loaded
     jobs = window_jobs.plan(texts, options.lengths, scoring)
     require_covered(jobs, texts, options.lengths, scoring, found)
@@ -126,8 +135,12 @@ def score_all(
     model = found.load()
     judging = model if judge is None else judge.load()
     cost = Cost(found.device)
-    score_windows = partial(window_jobs.work, model, texts, scoring, options.batch_size, options.chunk)
-    score_long = partial(long_ppl.work, model, judging, texts, options.long_ppl_short, options.chunk)
+    score_windows = partial(
+        window_jobs.work, model, texts, scoring, options.batch_size, options.chunk
+    )
+    score_long = partial(
+        long_ppl.work, model, judging, texts, options.long_ppl_short, options.chunk
+    )
 
     def score_job(job: "WindowJob | LongJob") -> Any:
         if isinstance(job, long_ppl.LongJob):
@@ -150,16 +163,31 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]
     add_model(parser)
     add_output(parser)
     group = parser.add_argument_group("data")
-    group.add_argument("--data", nargs="+", default=["stdlib"], metavar="SPEC", help="as in recipes, or bin:FILE")
-    group.add_argument("--split", default=SPLIT, choices=SPLITS, help="of stdlib and hub: (default: %(default)s)")
-    group.add_argument("--min_tokens", type=length, default=SHORTEST, metavar="N", help="shorter documents out")
-    group.add_argument("--max_tokens", type=length, metavar="N", help="documents are cut to this length")
-    group.add_argument("--max_documents", type=int, metavar="N", help="of each source, the first long enough")
     group.add_argument(
-        "--join", type=int, metavar="N", help="take N documents one after another for one; 1000: TAPE's eval.py"
+        "--data", nargs="+", default=["stdlib"], metavar="SPEC", help="as in recipes, or bin:FILE"
+    )
+    group.add_argument(
+        "--split", default=SPLIT, choices=SPLITS, help="of stdlib and hub: (default: %(default)s)"
+    )
+    group.add_argument(
+        "--min_tokens", type=length, default=SHORTEST, metavar="N", help="shorter documents out"
+    )
+    group.add_argument(
+        "--max_tokens", type=length, metavar="N", help="documents are cut to this length"
+    )
+    group.add_argument(
+        "--max_documents", type=int, metavar="N", help="of each source, the first long enough"
+    )
+    group.add_argument(
+        "--join",
+        type=int,
+        metavar="N",
+        help="take N documents one after another for one; 1000: TAPE's eval.py",
     )
     group = parser.add_argument_group("scoring")
-    group.add_argument("--lengths", type=length, nargs="+", required=True, metavar="N", help="4096 or 4k, ...")
+    group.add_argument(
+        "--lengths", type=length, nargs="+", required=True, metavar="N", help="4096 or 4k, ..."
+    )
     group.add_argument(
         "--convention",
         default="blocks",
@@ -167,13 +195,25 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]
         help="all_tokens: LongLoRA's and TAPE's Table 2; new_tokens: PoSE's and Hugging Face's; blocks: disjoint "
         "(default)",
     )
-    group.add_argument("--stride", type=length, metavar="N", help=f"between windows (default: {STRIDE})")
-    group.add_argument("--bos", action="store_true", help="begin every window with BOS, as PoSE does")
-    group.add_argument("--first_window", action="store_true", help="only each document's first: PoSE's --truncate")
-    group.add_argument("--drop_last", action="store_true", help="leave out each document's last: TAPE's eval.py")
-    group.add_argument("--spans", type=length, metavar="N", help="loss by position, in spans of N tokens, too")
     group.add_argument(
-        "--long_ppl", action="store_true", help="also the loss over the tokens that need a long context (LongPPL)"
+        "--stride", type=length, metavar="N", help=f"between windows (default: {STRIDE})"
+    )
+    group.add_argument(
+        "--bos", action="store_true", help="begin every window with BOS, as PoSE does"
+    )
+    group.add_argument(
+        "--first_window", action="store_true", help="only each document's first: PoSE's --truncate"
+    )
+    group.add_argument(
+        "--drop_last", action="store_true", help="leave out each document's last: TAPE's eval.py"
+    )
+    group.add_argument(
+        "--spans", type=length, metavar="N", help="loss by position, in spans of N tokens, too"
+    )
+    group.add_argument(
+        "--long_ppl",
+        action="store_true",
+        help="also the loss over the tokens that need a long context (LongPPL)",
     )
     group.add_argument(
         "--long_ppl_short",
@@ -186,8 +226,16 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]
         metavar="MODEL",
         help="finds those tokens; of the same tokenizer (default: the model itself)",
     )
-    group.add_argument("--batch_size", type=int, default=1, metavar="N", help="windows at once (default: %(default)s)")
-    group.add_argument("--chunk", type=int, default=1024, metavar="N", help="positions whose logits exist at once")
+    group.add_argument(
+        "--batch_size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="windows at once (default: %(default)s)",
+    )
+    group.add_argument(
+        "--chunk", type=int, default=1024, metavar="N", help="positions whose logits exist at once"
+    )
     options = parser.parse_args(argv)
     options.lengths = sorted(set(options.lengths))
 
@@ -202,15 +250,23 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]
                 problems.append(Problem(f"--{name}", value, wrong, f"{SHORTEST} or more"))
     if options.max_tokens is not None and options.max_tokens < options.min_tokens:
         wrong = f"less than --min_tokens {options.min_tokens}"
-        problems.append(Problem("--max_tokens", options.max_tokens, wrong, "the larger of the two, or more"))
+        problems.append(
+            Problem("--max_tokens", options.max_tokens, wrong, "the larger of the two, or more")
+        )
     for name in ("long_ppl_short", "long_ppl_judge"):
         value = getattr(options, name)
         if value is not None and not options.long_ppl:
-            problems.append(Problem(f"--{name}", value, "--long_ppl is not given", "add --long_ppl"))
+            problems.append(
+                Problem(f"--{name}", value, "--long_ppl is not given", "add --long_ppl")
+            )
     options.long_ppl_short = options.long_ppl_short or LONG_PPL_SHORT
     if options.long_ppl and not any(tokens > options.long_ppl_short for tokens in options.lengths):
         wrong = f"no length is longer than the short context, {options.long_ppl_short:,} tokens"
-        problems.append(Problem("--long_ppl", True, wrong, "give longer --lengths, or a shorter --long_ppl_short"))
+        problems.append(
+            Problem(
+                "--long_ppl", True, wrong, "give longer --lengths, or a shorter --long_ppl_short"
+            )
+        )
     if options.long_ppl and options.bos:
         wrong = "LongPPL reads windows as they are in the text"
         problems.append(Problem("--bos", True, wrong, "leave it out, or score without --long_ppl"))
@@ -232,7 +288,9 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]
     return options, problems
 
 
-def find_judge(options: argparse.Namespace, model: "FoundModel", problems: list[Problem]) -> "FoundModel | None":
+def find_judge(
+    options: argparse.Namespace, model: "FoundModel", problems: list[Problem]
+) -> "FoundModel | None":
     """Return the model that finds LongPPL's tokens, if it is another one."""
     from tape_ds.data import tokenized
     from tape_ds.scoring import losses, models
@@ -240,7 +298,12 @@ def find_judge(options: argparse.Namespace, model: "FoundModel", problems: list[
     if options.long_ppl_judge is None:
         return None
     # as it is: the other options of a model are this command's model's
-    changed = {"model": options.long_ppl_judge, "tokenizer": None, "position_updates": "on", "rope_scaling": "own"}
+    changed = {
+        "model": options.long_ppl_judge,
+        "tokenizer": None,
+        "position_updates": "on",
+        "rope_scaling": "own",
+    }
     asked = argparse.Namespace(**vars(options) | changed)
     judges: list[FoundModel] = []
     with collecting(problems):
@@ -251,10 +314,16 @@ def find_judge(options: argparse.Namespace, model: "FoundModel", problems: list[
     own = tokenized.tokenizer_fingerprint(model.tokenizer())
     if tokenized.tokenizer_fingerprint(judge.tokenizer()) != own:
         wrong = f"its tokenizer is not that of {model.name_or_path}"
-        problems.append(Problem("--long_ppl_judge", options.long_ppl_judge, wrong, "name a model with the same one"))
+        problems.append(
+            Problem(
+                "--long_ppl_judge", options.long_ppl_judge, wrong, "name a model with the same one"
+            )
+        )
     reason = losses.unscorable(judge.config)
     if reason is not None:
-        problems.append(Problem("--long_ppl_judge", options.long_ppl_judge, reason, "name another model"))
+        problems.append(
+            Problem("--long_ppl_judge", options.long_ppl_judge, reason, "name another model")
+        )
     problems += models.check_lengths("--lengths", options.lengths, judge)
     return judge
 
@@ -265,7 +334,9 @@ def require_covered(
     """Check that each source has a full window of each length, and the model an embedding for each token."""
     covered = set()
     for job in jobs.values():
-        if not job.spans and any(window.end - window.start == scoring.room(job.length) for _, window in job.windows):
+        if not job.spans and any(
+            window.end - window.start == scoring.room(job.length) for _, window in job.windows
+        ):
             covered.add((job.source, job.length))
     vocabulary = model.config.get_text_config().vocab_size
     problems = []
@@ -274,11 +345,17 @@ def require_covered(
         for tokens in lengths:
             if (source, tokens) not in covered:
                 wrong = f"none of the {len(parts)} texts of {source} fills a window; the longest has {longest:,} tokens"
-                problems.append(Problem("--lengths", tokens, wrong, "leave it out, or name longer texts"))
+                problems.append(
+                    Problem("--lengths", tokens, wrong, "leave it out, or name longer texts")
+                )
         highest = max(int(text.ids.max(initial=0)) for text in parts)
         if highest >= vocabulary:
             wrong = f"it has the token {highest}, the model's vocabulary ends at {vocabulary - 1}"
-            problems.append(Problem("--data", source, wrong, "name the --tokenizer that the model was trained with"))
+            problems.append(
+                Problem(
+                    "--data", source, wrong, "name the --tokenizer that the model was trained with"
+                )
+            )
     raise_if_any(problems)
 
 
@@ -293,7 +370,10 @@ def words_of(entry: Mapping[str, Any]) -> str:
         f"{entry['targets']:,} targets in {entry['windows']:,} windows of {entry['documents']:,} documents",
     ]
     left_out = entry["left_out"]
-    for documents, wrong in ((entry["shorter"], "shorter than a window"), (left_out, "too short, left out")):
+    for documents, wrong in (
+        (entry["shorter"], "shorter than a window"),
+        (left_out, "too short, left out"),
+    ):
         if documents["documents"]:
             # a stored result has the names nan, inf as numbers
             names = ", ".join(map(str, documents["names"]))

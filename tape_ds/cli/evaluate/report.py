@@ -22,11 +22,17 @@ NAME = "report.html"
 def main(argv: list[str] | None = None) -> int:
     """Write the page, and print its sources."""
     parser = Parser(prog="tape-ds evaluate report", description=__doc__)
-    parser.add_argument("runs", nargs="+", metavar="RUNS", help="folders or stored results, each PATH or NAME=PATH")
     parser.add_argument(
-        "--output", required=True, help=f"folder of the page; an earlier {NAME} of this command is replaced"
+        "runs", nargs="+", metavar="RUNS", help="folders or stored results, each PATH or NAME=PATH"
     )
-    parser.add_argument("--title", help="of the page (default: the number of runs, or the name of one)")
+    parser.add_argument(
+        "--output",
+        required=True,
+        help=f"folder of the page; an earlier {NAME} of this command is replaced",
+    )
+    parser.add_argument(
+        "--title", help="of the page (default: the number of runs, or the name of one)"
+    )
     options = parser.parse_args(argv)
     file = Path(options.output) / NAME
     problems = check_folder("--output", file.parent)
@@ -44,7 +50,11 @@ def main(argv: list[str] | None = None) -> int:
     if is_main_process():
         storage.write_text(file, report_page.page(found, unused, options.title))
         for column in found:
-            print(f"{column.name}:", *(f"  {each.kind}: {each.path}" for each in column.records.values()), sep="\n")
+            print(
+                f"{column.name}:",
+                *(f"  {each.kind}: {each.path}" for each in column.records.values()),
+                sep="\n",
+            )
         for path, reason in unused:
             print(f"not used: {path}: {reason}")
         print(f"page: {file}", flush=True)

@@ -29,7 +29,15 @@ from typing import TYPE_CHECKING, Any
 
 from tape_ds import storage
 from tape_ds.arguments import Parser, add_model, add_output, below_one, length
-from tape_ds.errors import Problem, UserError, collecting, command, did_you_mean, is_main_process, raise_if_any
+from tape_ds.errors import (
+    Problem,
+    UserError,
+    collecting,
+    command,
+    did_you_mean,
+    is_main_process,
+    raise_if_any,
+)
 from tape_ds.scoring import CHUNK
 
 if TYPE_CHECKING:
@@ -52,7 +60,14 @@ def main(argv: list[str] | None = None) -> int:
     """Check, draw, ask, count, write, print."""
     options, problems = parse(argv)
 
-    from tape_ds.scoring import heat_maps, models, resumable, ruler_base, ruler_questions, ruler_tables
+    from tape_ds.scoring import (
+        heat_maps,
+        models,
+        resumable,
+        ruler_base,
+        ruler_questions,
+        ruler_tables,
+    )
     from tape_ds.scoring.resumable import Cost
 
     tasks = choose_tasks(options, problems)
@@ -76,8 +91,12 @@ def main(argv: list[str] | None = None) -> int:
     not_compared: list[str] = []
     if base is not None:
         split = splitter(tasks)
-        base_replies, not_compared = ruler_base.common(options.against, base, questions, source, split)
-    config: dict[str, Any] = {name: vars(options)[name] for name in ("lengths", "samples", "chat", "chunk")}
+        base_replies, not_compared = ruler_base.common(
+            options.against, base, questions, source, split
+        )
+    config: dict[str, Any] = {
+        name: vars(options)[name] for name in ("lengths", "samples", "chat", "chunk")
+    }
     config |= {"tasks": tasks, "sentences": splitter(tasks)}
     shared = options.questions_per_text > 1
     if shared:
@@ -111,7 +130,9 @@ def main(argv: list[str] | None = None) -> int:
             for question, row in zip(asked, answered[asked[0].name], strict=True):
                 replies.append(placed(question, row, shared))
         figures = ruler.figures(replies, seed=options.seed, against=base_replies)
-        room = {task: [each.room for each in drawn if each.questions[0].task == task] for task in tasks}
+        room = {
+            task: [each.room for each in drawn if each.questions[0].task == task] for task in tasks
+        }
         figures |= {"haystack": source.spec, "not_asked": not_asked(tasks), "room": room}
         if shared:
             figures |= {"questions_per_text": per_text, "intervals": INTERVALS}
@@ -131,7 +152,9 @@ def main(argv: list[str] | None = None) -> int:
             print(f"{NAME}: {ruler_tables.per_text(per_text)}", flush=True)
         for left_out in not_compared:
             print(f"{NAME}: not compared with {options.against}: {left_out}", flush=True)
-    return work.run(ask_all, show, overwrite=options.overwrite, tables=heat_maps.files(work.folder, NAME))
+    return work.run(
+        ask_all, show, overwrite=options.overwrite, tables=heat_maps.files(work.folder, NAME)
+    )
 
 
 def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]]:
@@ -148,9 +171,14 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]
         metavar="N",
         help="tokens of prompt and reply, such as 4096 or 4k (default: 4k 8k 16k)",
     )
-    group.add_argument("--tasks", nargs="+", metavar="TASK", help="default: all whose data are there")
     group.add_argument(
-        "--samples", type=int, default=SAMPLES, help="of each task and length, 500 at most (default: %(default)s)"
+        "--tasks", nargs="+", metavar="TASK", help="default: all whose data are there"
+    )
+    group.add_argument(
+        "--samples",
+        type=int,
+        default=SAMPLES,
+        help="of each task and length, 500 at most (default: %(default)s)",
     )
     group.add_argument(
         "--questions_per_text",
@@ -159,15 +187,28 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]
         metavar="K",
         help="about each text that holds several keys, which is then read once (default: 1)",
     )
-    group.add_argument("--chat", action="store_true", help="ask in the form of the model's chat template")
-    group.add_argument("--haystack", metavar="SPEC", help="data of the essays' place, as in recipes")
-    group.add_argument("--squad", metavar="FILE", help="SQuAD's dev-v2.0.json, for the task qa_squad")
-    group.add_argument("--hotpot", metavar="FILE", help="HotpotQA's hotpot_dev_distractor_v1.json, for qa_hotpot")
     group.add_argument(
-        "--against", metavar="FOLDER", help="results of another model, or their ruler.json, to compare with"
+        "--chat", action="store_true", help="ask in the form of the model's chat template"
     )
     group.add_argument(
-        "--chunk", type=int, default=CHUNK, help="tokens of a prompt read at once (default: %(default)s)"
+        "--haystack", metavar="SPEC", help="data of the essays' place, as in recipes"
+    )
+    group.add_argument(
+        "--squad", metavar="FILE", help="SQuAD's dev-v2.0.json, for the task qa_squad"
+    )
+    group.add_argument(
+        "--hotpot", metavar="FILE", help="HotpotQA's hotpot_dev_distractor_v1.json, for qa_hotpot"
+    )
+    group.add_argument(
+        "--against",
+        metavar="FOLDER",
+        help="results of another model, or their ruler.json, to compare with",
+    )
+    group.add_argument(
+        "--chunk",
+        type=int,
+        default=CHUNK,
+        help="tokens of a prompt read at once (default: %(default)s)",
     )
     options = parser.parse_args(argv)
     problems = below_one(options, "chunk", "samples", "questions_per_text")
@@ -194,17 +235,25 @@ def choose_tasks(options: argparse.Namespace, problems: list[Problem]) -> list[s
         return [task for task in tasks() if task not in missing]
     for task in options.tasks:
         if task not in tasks():
-            problems.append(Problem("--tasks", task, "not a task of RULER", did_you_mean(task, tasks())))
+            problems.append(
+                Problem("--tasks", task, "not a task of RULER", did_you_mean(task, tasks()))
+            )
         elif task in missing:
             remedy = f"give --{missing[task]} FILE, or leave the task out"
-            problems.append(Problem("--tasks", task, "its questions are in a file that is not named", remedy))
+            problems.append(
+                Problem("--tasks", task, "its questions are in a file that is not named", remedy)
+            )
     for task, name in QA_FILES.items():
         if task not in missing and task not in options.tasks:
-            problems.append(Problem(f"--{name}", getattr(options, name), f"{task} is not asked", "leave it out"))
+            problems.append(
+                Problem(f"--{name}", getattr(options, name), f"{task} is not asked", "leave it out")
+            )
     return [task for task in tasks() if task in options.tasks]
 
 
-def share_texts(options: argparse.Namespace, tasks: Sequence[str], problems: list[Problem]) -> dict[str, int]:
+def share_texts(
+    options: argparse.Namespace, tasks: Sequence[str], problems: list[Problem]
+) -> dict[str, int]:
     """Return how many questions are asked about each text, by task."""
     from tape_ds.scoring.ruler_generators import keys_in_text
 
@@ -232,7 +281,10 @@ def check_sharing(options: argparse.Namespace, model: "FoundModel") -> list[Prob
 
 
 def draw(
-    options: argparse.Namespace, per_text: Mapping[str, int], model: "FoundModel", problems: list[Problem]
+    options: argparse.Namespace,
+    per_text: Mapping[str, int],
+    model: "FoundModel",
+    problems: list[Problem],
 ) -> tuple[list["DrawnTask"], "Source"]:
     """Return the questions of every task and length, and the haystack.
 
@@ -255,28 +307,44 @@ def draw(
         if any(hides_in_essays(task) for task in tasks):
             texts = [document.text for document in sources[0].documents("heldout")]
     if options.haystack is not None and tasks and not any(hides_in_essays(task) for task in tasks):
-        problems.append(Problem("--haystack", spec, "no task hides needles in essays", "leave it out"))
-    files = {name: Path(getattr(options, name)) for name in QA_FILES.values() if getattr(options, name) is not None}
+        problems.append(
+            Problem("--haystack", spec, "no task hides needles in essays", "leave it out")
+        )
+    files = {
+        name: Path(getattr(options, name))
+        for name in QA_FILES.values()
+        if getattr(options, name) is not None
+    }
     generators = Generators(lambda: texts, files)
     problems += generators.check_qa()
     tokenizer = model.tokenizer()
     if options.chat and tokenizer.chat_template is None:
         wrong = "the tokenizer has no chat template"
-        problems.append(Problem("--chat", True, wrong, "leave it out, or name a --tokenizer that has one"))
+        problems.append(
+            Problem("--chat", True, wrong, "leave it out, or name a --tokenizer that has one")
+        )
     with collecting(problems, "--{}"):
-        raise_if_any(ruler_questions.check(per_text, options.lengths, options.samples, tokenizer, texts, spec))
+        raise_if_any(
+            ruler_questions.check(
+                per_text, options.lengths, options.samples, tokenizer, texts, spec
+            )
+        )
     # before texts are made, which takes seconds for long ones
     raise_if_any(problems)
     drawn: list[DrawnTask] = []
     with collecting(problems, "--{}"):
         # with seed 0, the default, lm-eval's own seeds
         form = {"chat": options.chat, "seed": options.seed or None}
-        drawn = ruler_questions.draw_all(generators, per_text, tokenizer, options.lengths, options.samples, **form)
+        drawn = ruler_questions.draw_all(
+            generators, per_text, tokenizer, options.lengths, options.samples, **form
+        )
     raise_if_any(problems)
     return drawn, sources[0]
 
 
-def answer(model: Any, tokenizer: Any, chunk: int, asked: Sequence["RulerQuestion"]) -> list[dict[str, Any]]:
+def answer(
+    model: Any, tokenizer: Any, chunk: int, asked: Sequence["RulerQuestion"]
+) -> list[dict[str, Any]]:
     """Return the rows of the questions about a text."""
     from tape_ds.scoring import models, questions
     from tape_ds.scoring.ruler_questions import RULER

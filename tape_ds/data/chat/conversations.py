@@ -51,9 +51,14 @@ _SYSTEM = (
 _WITHOUT = "remove the column, or the rows in which it is not empty"
 # columns that change the targets or the text of a conversation, each with the remedy
 _REFUSED = {
-    **dict.fromkeys(("functions", "function_definitions", "tool_defs", "tool_definitions", "available_tools"), _CALLS),
+    **dict.fromkeys(
+        ("functions", "function_definitions", "tool_defs", "tool_definitions", "available_tools"),
+        _CALLS,
+    ),
     **dict.fromkeys(("system", "system_prompt", "system_message"), _SYSTEM),
-    **dict.fromkeys(("documents", "chat_template", "chat_template_kwargs", "enable_thinking"), _WITHOUT),
+    **dict.fromkeys(
+        ("documents", "chat_template", "chat_template_kwargs", "enable_thinking"), _WITHOUT
+    ),
     **dict.fromkeys(("reasoning_effort", "weight", "weights", "image", "images"), _WITHOUT),
     **dict.fromkeys(("video", "videos", "audio", "audios"), _WITHOUT),
 }
@@ -63,7 +68,9 @@ _SHAREGPT = (
 )
 
 
-def check(train: Sequence[str], evaluation: Sequence[str], skip_bad_rows: int | None = None) -> list[Problem]:
+def check(
+    train: Sequence[str], evaluation: Sequence[str], skip_bad_rows: int | None = None
+) -> list[Problem]:
     """Check the specs and the first row of each, without the network."""
     lists = {"train_data": train, "eval_data": evaluation}
     problems = []
@@ -89,13 +96,21 @@ def check(train: Sequence[str], evaluation: Sequence[str], skip_bad_rows: int | 
                 continue
             if isinstance(source, StandardLibrary):
                 if source.rest:
-                    problems.append(source.problem("conversations are made of all files, not of one", "write stdlib"))
+                    problems.append(
+                        source.problem(
+                            "conversations are made of all files, not of one", "write stdlib"
+                        )
+                    )
             elif isinstance(source, GeneratedDocuments):
                 continue
             elif source.kind != "hub" and not getattr(source, "remote", False):
                 try:
                     if next(read(source, "train"), None) is None:
-                        problems.append(source.problem("it has no rows", "give a file with a conversation a row"))
+                        problems.append(
+                            source.problem(
+                                "it has no rows", "give a file with a conversation a row"
+                            )
+                        )
                 except UserError as error:
                     problems += error.problems
     return problems
@@ -125,7 +140,10 @@ def read(source: Source, split: str) -> Iterator[Row]:
         # an unpaired last one is left out
         for pair in zip(questions[::2], questions[1::2], strict=False):
             texts = [text for _, question, answer in pair for text in (question, answer)]
-            turns = [{"role": role, "content": text} for role, text in zip(2 * ("user", ASSISTANT), texts, strict=True)]
+            turns = [
+                {"role": role, "content": text}
+                for role, text in zip(2 * ("user", ASSISTANT), texts, strict=True)
+            ]
             yield Row(pair[0][0], turns, None, {})
         return
     assert isinstance(source, RowSource), "checked with the recipe"
@@ -134,7 +152,9 @@ def read(source: Source, split: str) -> Iterator[Row]:
         wrong = _wrong(turns, source.column)
         for key in sorted(others.keys() & _REFUSED.keys()) if wrong is None else ():
             neutral = key == "weight" and others[key] == 1
-            repeated = _REFUSED[key] == _SYSTEM and any(others[key] == turn["content"] for turn in turns)
+            repeated = _REFUSED[key] == _SYSTEM and any(
+                others[key] == turn["content"] for turn in turns
+            )
             if not neutral and not repeated:
                 remedy = _REFUSED[key].format(key, source.column)
                 wrong = f"the column {key} is not empty, and is not read", remedy
@@ -146,21 +166,35 @@ def read(source: Source, split: str) -> Iterator[Row]:
             if isinstance(tools, list):
                 tools = [json.loads(tool) if isinstance(tool, str) else tool for tool in tools]
             tools = tools or None
-            fits = tools is None or (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools))
+            fits = tools is None or (
+                isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
+            )
             fits = fits and storage.is_utf8(json.dumps(tools, ensure_ascii=False))
         except (ValueError, RecursionError):
             fits = False
         if not fits:
-            wrong = "tools is not a list of JSON schemas", "write a list of mappings, or the JSON of one"
+            wrong = (
+                "tools is not a list of JSON schemas",
+                "write a list of mappings, or the JSON of one",
+            )
         if wrong is not None:
             source.leave_out(f"{name}: {wrong[0]}", wrong[1])
             continue
-        yield Row(name, [{"role": turn["role"], "content": turn["content"]} for turn in turns], tools, others)
+        yield Row(
+            name,
+            [{"role": turn["role"], "content": turn["content"]} for turn in turns],
+            tools,
+            others,
+        )
 
 
 def _parted(row: Mapping[str, Any], column: str) -> tuple[Any, dict[str, Any]]:
     """Return the value of a column, and the other non-empty columns, those next to a nested one included."""
-    others = {key: value for key, value in row.items() if key != column and value not in (None, "", [], {})}
+    others = {
+        key: value
+        for key, value in row.items()
+        if key != column and value not in (None, "", [], {})
+    }
     head, _, rest = column.partition(".")
     if column in row or not isinstance(row.get(head), Mapping):
         # None: it is null, which rows of Arrow come without
@@ -173,7 +207,10 @@ def _parted(row: Mapping[str, Any], column: str) -> tuple[Any, dict[str, Any]]:
 def _wrong(value: Any, column: str) -> tuple[str, str] | None:
     if not isinstance(value, list) or not value:
         found = "an empty list" if value == [] else f"{type(value).__name__}"
-        return f"holds {found}, not a list of turns", f"{_OTHER_FORM}, or name the column that has them: #COLUMN"
+        return (
+            f"holds {found}, not a list of turns",
+            f"{_OTHER_FORM}, or name the column that has them: #COLUMN",
+        )
     for number, turn in enumerate(value, 1):
         if not isinstance(turn, dict):
             return f"turn {number} is {type(turn).__name__}, not a mapping", _OTHER_FORM
@@ -190,7 +227,9 @@ def _wrong(value: Any, column: str) -> tuple[str, str] | None:
             return f"turn {number} is no Unicode text", "correct or remove that row"
         if turn["role"] not in ROLES:
             return f"turn {number} has the role {turn['role']!r}", f"one of: {', '.join(ROLES)}"
-        if others := sorted(key for key in held - {"role", "content"} if turn[key] not in ("", [], {})):
+        if others := sorted(
+            key for key in held - {"role", "content"} if turn[key] not in ("", [], {})
+        ):
             return (
                 f"turn {number} has {', '.join(others)} too, which are not read",
                 "take it out of the turn, or leave that conversation out",

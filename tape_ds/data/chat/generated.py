@@ -48,12 +48,18 @@ def read(
         turns = next(filter(None, attempts), None)
         if turns is None:
             wrong = f"as the chat template renders them, its questions and records have more than {length:,} tokens"
-            raise UserError(source.problem(wrong, "give it more tokens, or fewer questions or rivals"))
+            raise UserError(
+                source.problem(wrong, "give it more tokens, or fewer questions or rivals")
+            )
         yield Row(f"{source.name}:{number}", turns, None, {})
 
 
 def _conversation(
-    writer: DocumentWriter, rng: np.random.Generator, length: int, tokenizer: "PreTrainedTokenizerBase", day: date
+    writer: DocumentWriter,
+    rng: np.random.Generator,
+    length: int,
+    tokenizer: "PreTrainedTokenizerBase",
+    day: date,
 ) -> Conversation | None:
     """Return a conversation of at most ``length`` tokens; None if what was drawn does not fit that."""
     try:

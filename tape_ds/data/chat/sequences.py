@@ -66,7 +66,9 @@ class Chosen:
     def spread(self, count: int | None = None) -> Iterator[np.ndarray]:
         """Yield ``count`` evenly spread conversations, or all: [n, 2], n <= ``max_tokens``, the token ids, and 1 where
         a token is a target."""
-        stored = self.conversations.with_format("numpy", columns=["input_ids", "targets"], dtype=np.int64)
+        stored = self.conversations.with_format(
+            "numpy", columns=["input_ids", "targets"], dtype=np.int64
+        )
         numbers = self.numbers if count is None else self.numbers[spread(len(self.numbers), count)]
         for number in numbers:
             row = stored[int(number)]
@@ -93,7 +95,11 @@ def rendered(
     """
     from datasets import Features, List, Value, concatenate_datasets
 
-    columns = {"name": Value("string"), "input_ids": List(Value("int32")), "targets": List(Value("int8"))}
+    columns = {
+        "name": Value("string"),
+        "input_ids": List(Value("int32")),
+        "targets": List(Value("int8")),
+    }
     columns |= {"first": Value("int32"), "ends": List(Value("int32"))}
     features = Features({**columns, "unread": List(Value("string"))})
     text = tokenizer.chat_template
@@ -102,9 +108,19 @@ def rendered(
     identity = tokenizer_fingerprint(tokenizer)
     parts = []
     for source in [sources.parse(conversations.completed(spec), field) for spec in specs]:
-        source_bad_rows = source.bad_rows = SourceBadRows(bad_rows or BadRows(), source.field, source.spec)
+        source_bad_rows = source.bad_rows = SourceBadRows(
+            bad_rows or BadRows(), source.field, source.spec
+        )
         data = conversations.fingerprint(source, split)
-        key = cache.key("chat", format=FORMAT, data=data, split=split, tokenizer=identity, template=text, **dated)
+        key = cache.key(
+            "chat",
+            format=FORMAT,
+            data=data,
+            split=split,
+            tokenizer=identity,
+            template=text,
+            **dated,
+        )
         rows = partial(_rendered_rows, source, split, tokenizer, day, Path(cache_dir))
         none = source.problem("it has no rows", "give data with a conversation a row")
         parts.append(cache.rows(cache_dir, key, features, rows, source_bad_rows, none=none))
@@ -112,7 +128,11 @@ def rendered(
 
 
 def _rendered_rows(
-    source: sources.Source, split: str, tokenizer: "PreTrainedTokenizerBase", day: date, cache_dir: Path
+    source: sources.Source,
+    split: str,
+    tokenizer: "PreTrainedTokenizerBase",
+    day: date,
+    cache_dir: Path,
 ) -> Iterator[dict[str, Any]]:
     read = template.names(tokenizer)[0] - {COLUMN}
     found = conversations.read
@@ -141,11 +161,15 @@ def _rendered_rows(
 
 def counted(conversations: "datasets.Dataset", column: str) -> Counter[Any]:
     """Count the values in the lists of a column of :func:`rendered`."""
-    counts = pyarrow.compute.value_counts(pyarrow.compute.list_flatten(conversations.data.column(column)))
+    counts = pyarrow.compute.value_counts(
+        pyarrow.compute.list_flatten(conversations.data.column(column))
+    )
     return Counter({pair["values"]: pair["counts"] for pair in counts.to_pylist()})
 
 
-def choose(conversations: "datasets.Dataset", numbers: np.ndarray, max_tokens: int, too_long: TooLong) -> Chosen:
+def choose(
+    conversations: "datasets.Dataset", numbers: np.ndarray, max_tokens: int, too_long: TooLong
+) -> Chosen:
     """Return the conversations that a run takes among ``numbers``; no token is read."""
     lengths = token_counts(conversations)[numbers]
     first = conversations.data.column("first").to_numpy().astype(np.int64)[numbers]
@@ -154,7 +178,11 @@ def choose(conversations: "datasets.Dataset", numbers: np.ndarray, max_tokens: i
     unanswered = ~out & ((first < 0) | (first >= max_tokens))
     cut = long & ~out & ~unanswered
     counts = CutConversations(
-        len(numbers), int(cut.sum()), int((lengths[cut] - max_tokens).sum()), int(out.sum()), int(unanswered.sum())
+        len(numbers),
+        int(cut.sum()),
+        int((lengths[cut] - max_tokens).sum()),
+        int(out.sum()),
+        int(unanswered.sum()),
     )
     return Chosen(conversations, numbers[~out & ~unanswered], max_tokens, counts)
 
@@ -168,9 +196,18 @@ def packed(chosen: Chosen, cache_dir: str | Path) -> "datasets.Dataset":
     from datasets import Features, List, Value
 
     features = Features(
-        {"input_ids": List(Value("int32")), "targets": List(Value("int8")), "document_ids": List(Value("int32"))}
+        {
+            "input_ids": List(Value("int32")),
+            "targets": List(Value("int8")),
+            "document_ids": List(Value("int32")),
+        }
     )
-    none = Problem("max_tokens", chosen.max_tokens, "no conversation is left", "give more tokens, or other data")
+    none = Problem(
+        "max_tokens",
+        chosen.max_tokens,
+        "no conversation is left",
+        "give more tokens, or other data",
+    )
     key = cache.key(
         "chat_rows",
         format=FORMAT,
@@ -182,7 +219,11 @@ def packed(chosen: Chosen, cache_dir: str | Path) -> "datasets.Dataset":
     def rows() -> Iterator[dict[str, Any]]:
         for sequence in whole(chosen.spread(), chosen.max_tokens):
             ids, targets = sequence["input_ids"].T
-            yield {"input_ids": ids, "targets": targets.astype(np.int8), "document_ids": sequence["document_ids"]}
+            yield {
+                "input_ids": ids,
+                "targets": targets.astype(np.int8),
+                "document_ids": sequence["document_ids"],
+            }
 
     return cache.rows(cache_dir, key, features, rows, none=none)
 

@@ -22,7 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jinja2 import meta, nodes
-from transformers.utils.chat_template_utils import _compile_jinja_template, _render_with_assistant_indices
+from transformers.utils.chat_template_utils import (
+    _compile_jinja_template,
+    _render_with_assistant_indices,
+)
 
 from tape_ds import paths
 from tape_ds.data.chat.conversations import ASSISTANT, Conversation, without_template
@@ -51,7 +54,9 @@ class UnfitTemplateError(ValueError):
 
     def __init__(self, wrong: str, remedy: str | None = None):
         super().__init__(wrong)
-        self.remedy = remedy or "correct the template, give another (--chat_template FILE), or other data"
+        self.remedy = (
+            remedy or "correct the template, give another (--chat_template FILE), or other data"
+        )
 
 
 def give(tokenizer: "PreTrainedTokenizerBase", file: str | None, model: str) -> list[Problem]:
@@ -69,10 +74,16 @@ def give(tokenizer: "PreTrainedTokenizerBase", file: str | None, model: str) -> 
     try:
         drawn = _RANDOM & names(tokenizer)[1]
     except Exception as error:  # jinja's own, of many kinds
-        return [Problem("chat_template", file, f"it is not a jinja template ({error})", "correct it")]
+        return [
+            Problem("chat_template", file, f"it is not a jinja template ({error})", "correct it")
+        ]
     if drawn:
-        wrong = f"it draws at random ({', '.join(sorted(drawn))}), so that no two runs read the same"
-        return [Problem("chat_template", file, wrong, "give one that does not: --chat_template FILE")]
+        wrong = (
+            f"it draws at random ({', '.join(sorted(drawn))}), so that no two runs read the same"
+        )
+        return [
+            Problem("chat_template", file, wrong, "give one that does not: --chat_template FILE")
+        ]
     return []
 
 
@@ -86,7 +97,9 @@ def prompt_ids(prompt: str, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
     wrong = "the tokenizer's chat template does not render it"
     # a template may raise anything
     with as_message(wrong, field, True, "correct the template, or leave --chat out"):
-        made: Any = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=True)
+        made: Any = tokenizer.apply_chat_template(
+            turns, add_generation_prompt=True, tokenize=True, return_dict=True
+        )
     return list(made["input_ids"])
 
 
@@ -124,11 +137,15 @@ def encoded(
     if day is not None:
         variables["strftime_now"] = day.strftime
 
-    def render(turns: Conversation, answer_next: bool = False, *, with_tools: bool = True) -> tuple[str, Spans]:
+    def render(
+        turns: Conversation, answer_next: bool = False, *, with_tools: bool = True
+    ) -> tuple[str, Spans]:
         # not apply_chat_template: its mask ends with the first token of a last character
         given = tools if with_tools else None
         compiled = _compile_jinja_template(tokenizer.get_chat_template(tools=given))
-        return _render_with_assistant_indices(compiled, turns, given, None, answer_next, **variables)
+        return _render_with_assistant_indices(
+            compiled, turns, given, None, answer_next, **variables
+        )
 
     try:
         is_marked = _MARKS.search(tokenizer.get_chat_template(tools=tools))
@@ -154,7 +171,9 @@ def encoded(
             is_read = True
         if not is_read:
             remedy = f"give a template that renders the role {role} (--chat_template FILE), or take those turns out"
-            raise UnfitTemplateError(f"turn {turn + 1}: the chat template leaves the role {role} out", remedy)
+            raise UnfitTemplateError(
+                f"turn {turn + 1}: the chat template leaves the role {role} out", remedy
+            )
 
     tokens = LocatedTokens(text, tokenizer)
     targets = np.zeros(len(tokens.ids), bool)
@@ -170,7 +189,9 @@ def _by_marks(conversation: Conversation, render: Renderer) -> tuple[str, Spans]
         if message["role"] != ASSISTANT or turn == 0:
             continue
         asked, _ = render(conversation[:turn], answer_next=True)
-        is_alike = whole.startswith(asked) and any(start <= len(asked) < max(end, start + 1) for start, end in spans)
+        is_alike = whole.startswith(asked) and any(
+            start <= len(asked) < max(end, start + 1) for start, end in spans
+        )
         if is_alike or not _is_learnt(conversation, turn, render):
             continue
         begins = next((start for start, _ in spans if start > len(asked)), len(whole))
@@ -194,7 +215,9 @@ def _by_prefixes(conversation: Conversation, render: Renderer) -> tuple[str, Spa
             continue
         if turn == 0:
             remedy = "take that turn out, or put a user's before it"
-            raise UnfitTemplateError("it begins with an answer, before which nothing can be rendered", remedy)
+            raise UnfitTemplateError(
+                "it begins with an answer, before which nothing can be rendered", remedy
+            )
         before, _ = render(conversation[:turn], answer_next=True)
         after, _ = render(conversation[: turn + 1])
         if not after.startswith(before):
@@ -217,7 +240,9 @@ def _begun_otherwise(
     which differ."""
     alike = _length_alike(asked, trained)
     first = max(0, alike - SHOWN)
-    shown = {name: text[first : alike + SHOWN] for name, text in (("data", trained), ("asked", asked))}
+    shown = {
+        name: text[first : alike + SHOWN] for name, text in (("data", trained), ("asked", asked))
+    }
     wrong = (
         f"turn {turn + 1}: the chat template begins an answer that is there otherwise than one that is asked for "
         f"(add_generation_prompt): {shown['data']!r} in the data, asked for by {shown['asked']!r}"
@@ -226,9 +251,8 @@ def _begun_otherwise(
     missing = trained[alike:]
     extra = asked[alike:]
     if alike < _length_alike(asked, earlier):
-        remedy = (
-            "give a template that renders earlier turns alike whatever follows (--chat_template FILE), or other data"
-        )
+        remedy = "give a template that renders earlier turns alike whatever follows "
+        remedy += "(--chat_template FILE), or other data"
     elif not extra:
         remedy = (
             f"give a template (--chat_template FILE) that also writes {missing!r} where add_generation_prompt is set, "
@@ -245,7 +269,9 @@ def _begun_otherwise(
 def _length_alike(first: str, second: str) -> int:
     """Return how many characters two texts begin with in common."""
     pairs = enumerate(zip(first, second, strict=False))
-    return next((place for place, (one, other) in pairs if one != other), min(len(first), len(second)))
+    return next(
+        (place for place, (one, other) in pairs if one != other), min(len(first), len(second))
+    )
 
 
 def ends(ids: np.ndarray, targets: np.ndarray, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
@@ -255,6 +281,9 @@ def ends(ids: np.ndarray, targets: np.ndarray, tokenizer: "PreTrainedTokenizerBa
     last_tokens = []
     borders = np.flatnonzero(np.diff(targets, prepend=False, append=False))
     for start, end in zip(borders[::2], borders[1::2], strict=True):
-        last = next((token for token in ids[start:end].tolist()[::-1] if tokenizer.decode([token]).strip()), -1)
+        last = next(
+            (token for token in ids[start:end].tolist()[::-1] if tokenizer.decode([token]).strip()),
+            -1,
+        )
         last_tokens.append(last if last in markers else -1)
     return last_tokens

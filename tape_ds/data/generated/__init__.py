@@ -7,14 +7,22 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from tape_ds.data.generated.addressing import AddressingTask, FlipFlop, LookAhead, LookBack, Recall, SelectiveCopy
+from tape_ds.data.generated.addressing import (
+    AddressingTask,
+    FlipFlop,
+    LookAhead,
+    LookBack,
+    Recall,
+    SelectiveCopy,
+)
 from tape_ds.data.generated.arithmetic import ARITHMETIC
 from tape_ds.data.generated.task import Task
 from tape_ds.errors import Problem, did_you_mean, raise_if_any
 
 # each with its default options
 TASKS: Mapping[str, Task] = {
-    task.name: task for task in (*ARITHMETIC, LookBack(), LookAhead(), FlipFlop(), SelectiveCopy(), Recall())
+    task.name: task
+    for task in (*ARITHMETIC, LookBack(), LookAhead(), FlipFlop(), SelectiveCopy(), Recall())
 }
 
 
@@ -35,9 +43,15 @@ def check(name: str, options: Mapping[str, Any]) -> list[Problem]:
         field = f"task_options.{option}"
         kind = type(values.get(option))
         if option not in values:
-            problems.append(Problem(field, value, f"not an option of {name}", did_you_mean(str(option), values)))
+            problems.append(
+                Problem(field, value, f"not an option of {name}", did_you_mean(str(option), values))
+            )
         elif not (type(value) is kind or (kind is float and type(value) is int)):  # True is no int
-            problems.append(Problem(field, value, "wrong type", f"give a {'whole ' if kind is int else ''}number"))
+            problems.append(
+                Problem(
+                    field, value, "wrong type", f"give a {'whole ' if kind is int else ''}number"
+                )
+            )
     if problems:
         return problems
     values |= options
@@ -45,5 +59,7 @@ def check(name: str, options: Mapping[str, Any]) -> list[Problem]:
         most = values[largest] if isinstance(largest, str) else largest
         if not least <= values[option] <= most:
             remedy = f"give {least} to {most}"
-            problems.append(Problem(f"task_options.{option}", values[option], "out of range", remedy))
+            problems.append(
+                Problem(f"task_options.{option}", values[option], "out of range", remedy)
+            )
     return problems

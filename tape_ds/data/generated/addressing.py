@@ -81,7 +81,9 @@ class AddressingTask(Task):
 
     def held_out(self, size: Size, count: int, seed: int) -> list[GeneratedSample]:
         (length,) = size
-        generators = (random.Random(f"{self!r} {length} {seed} {number}") for number in range(count))
+        generators = (
+            random.Random(f"{self!r} {length} {seed} {number}") for number in range(count)
+        )
         return [self.draw(generator, size, test=True) for generator in generators]
 
     def training_size(self, trained: Size, generator: random.Random, step_seed: str) -> Size:
@@ -93,10 +95,14 @@ class AddressingTask(Task):
         return max(size) + self.asked_tokens
 
     def tests(self, tested: Sequence[int]) -> list[Test]:
-        return [Test(task, (length,), kind) for kind, task in self.kinds().items() for length in tested]
+        return [
+            Test(task, (length,), kind) for kind, task in self.kinds().items() for length in tested
+        ]
 
     def fingerprint(self, sizes: Sequence[int]) -> str:
-        return hashlib.sha256(repr((FORMAT, KEY, ONE_IN, self, tuple(sizes))).encode()).hexdigest()[:16]
+        return hashlib.sha256(repr((FORMAT, KEY, ONE_IN, self, tuple(sizes))).encode()).hexdigest()[
+            :16
+        ]
 
     def wrong_length(self, length: int) -> str | None:
         """Return a remedy for a length that the task does not have."""
@@ -121,16 +127,24 @@ class Pointing(AddressingTask):
     queries: int = 1  # after each text
 
     sizes = ("tokens of the text before the question",)
-    bounds = {"letters": (2, len(LETTERS)), "most": (1, 1024), "markers": (1, 64), "queries": (1, "most")}
+    bounds = {
+        "letters": (2, len(LETTERS)),
+        "most": (1, 1024),
+        "markers": (1, 64),
+        "queries": (1, "most"),
+    }
     direction = 0  # of the letter from the marker: -1 or 1
 
     def __post_init__(self) -> None:
-        signs, questions = (tuple(f"{mark}{number + 1}" for number in range(self.markers)) for mark in "^?")
+        signs, questions = (
+            tuple(f"{mark}{number + 1}" for number in range(self.markers)) for mark in "^?"
+        )
         self.derive(
             (*LETTERS[: self.letters], *signs, *questions, *map(str, range(1, self.most + 1))),
             signs,
             answers=self.letters,
-            shortest=max(16, self.most + 2 * self.markers),  # room for all markers where every k can be asked
+            # room for all markers where every k can be asked
+            shortest=max(16, self.most + 2 * self.markers),
             asked_tokens=3 * self.queries,
         )
 
@@ -201,7 +215,9 @@ class FlipFlop(AddressingTask):
         return GeneratedSample(tuple(words), tuple(answers))
 
     def kinds(self) -> Mapping[str, AddressingTask]:
-        return {"": self} | {f"ignore {share:g}": replace(self, ignore=share) for share in (self.sparse, self.dense)}
+        return {"": self} | {
+            f"ignore {share:g}": replace(self, ignore=share) for share in (self.sparse, self.dense)
+        }
 
 
 @dataclass(frozen=True)
@@ -233,7 +249,9 @@ class SelectiveCopy(AddressingTask):
         words = ["_"] * length
         for place, item in zip(places, copied, strict=True):
             words[place] = item
-        return GeneratedSample((*words, "|", *copied), tuple(range(length + 1, length + 1 + self.items)))
+        return GeneratedSample(
+            (*words, "|", *copied), tuple(range(length + 1, length + 1 + self.items))
+        )
 
 
 @dataclass(frozen=True)
@@ -259,7 +277,8 @@ class Recall(AddressingTask):
             (*keys, *values),
             values,  # a value ends its pair
             answers=self.values,
-            shortest=2 * max(self.queries, 4),  # a pair for each query, and enough different sequences
+            shortest=2
+            * max(self.queries, 4),  # a pair for each query, and enough different sequences
             asked_tokens=2 * self.queries,
             longest=2 * self.keys,
         )

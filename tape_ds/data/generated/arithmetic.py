@@ -74,7 +74,9 @@ class ArithmeticTask(Task):
         return math.prod(among.stop - among.start for among in self.ranges(i, j))
 
     def every(self, i: int, j: int) -> Iterator[Operands]:
-        return itertools.product(*([self.operand(value, among) for value in among] for among in self.ranges(i, j)))
+        return itertools.product(
+            *([self.operand(value, among) for value in among] for among in self.ranges(i, j))
+        )
 
     def sample(self, operands: Operands) -> GeneratedSample:
         prompt, answer = self.written(operands)
@@ -91,7 +93,9 @@ class ArithmeticTask(Task):
         ranges = self.ranges(*size)
         while True:
             values = [generator.randrange(among.start, among.stop) for among in ranges]
-            operands = tuple(self.operand(value, among) for value, among in zip(values, ranges, strict=True))
+            operands = tuple(
+                self.operand(value, among) for value, among in zip(values, ranges, strict=True)
+            )
             if self.is_test(operands, size) == test:
                 return self.sample(operands)
 
@@ -101,7 +105,10 @@ class ArithmeticTask(Task):
         generator = random.Random(f"cell {self.name} {i} {j} {seed}")
         if self.count(i, j) < _CROWDED * count:
             held_out = [operands for operands in self.every(i, j) if self.is_test(operands, size)]
-            return [self.sample(operands) for operands in generator.sample(held_out, min(count, len(held_out)))]
+            return [
+                self.sample(operands)
+                for operands in generator.sample(held_out, min(count, len(held_out)))
+            ]
         found: dict[GeneratedSample, None] = {}
         while len(found) < count:
             found[self.draw(generator, size, test=True)] = None
@@ -112,14 +119,18 @@ class ArithmeticTask(Task):
         return tuple(1 + generator.randrange(most) for most in trained)
 
     def tests(self, tested: Sequence[int]) -> list[Test]:
-        return [Test(self, size) for size in itertools.product(*(range(1, last + 1) for last in tested))]
+        return [
+            Test(self, size) for size in itertools.product(*(range(1, last + 1) for last in tested))
+        ]
 
     def reached(self, trained: Size, longest: int | None = None) -> tuple[int, int]:
         """Return the sizes of the longest test for these trained sizes: in their proportion, the larger one ``longest``
         (default: :data:`TESTED` times it), none beyond :attr:`largest`."""
         first, second = trained
         longer = TESTED if longest is None else longest / max(first, second)
-        return min(round(first * longer), self.largest[0]), min(round(second * longer), self.largest[1])
+        return min(round(first * longer), self.largest[0]), min(
+            round(second * longer), self.largest[1]
+        )
 
     def fingerprint(self, sizes: Sequence[int]) -> str:
         parts = (FORMAT, KEY, ONE_IN, SMALL, SMALL_ONE_IN, self.name, *sizes)
@@ -158,7 +169,9 @@ class TwoNumbers(ArithmeticTask):
     def written(self, operands: Operands) -> tuple[str, str]:
         first, second = operands
         number = self.operation(int(first), int(second))
-        return f"{first[::-1]}{self.sign}{second[::-1]}=", ("-" if number < 0 else "") + str(abs(number))[::-1]
+        return f"{first[::-1]}{self.sign}{second[::-1]}=", ("-" if number < 0 else "") + str(
+            abs(number)
+        )[::-1]
 
     def tokens(self, size: Sequence[int]) -> int:
         i, j = size
@@ -179,7 +192,10 @@ class Sorting(ArithmeticTask):
         return [range(10 ** (i - 1), 10**i)] * j
 
     def written(self, operands: Operands) -> tuple[str, str]:
-        named = (f"{letter}:{number[::-1]}" for letter, number in zip(LETTERS[: len(operands)], operands, strict=True))
+        named = (
+            f"{letter}:{number[::-1]}"
+            for letter, number in zip(LETTERS[: len(operands)], operands, strict=True)
+        )
         order = sorted(range(len(operands)), key=lambda place: int(operands[place]))
         return ",".join(named) + "=", "".join(LETTERS[place] for place in order)
 

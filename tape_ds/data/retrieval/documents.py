@@ -87,7 +87,13 @@ class DocumentWriter:
         end: the token that ends each document; None: none does.
     """
 
-    def __init__(self, options: RetrievalOptions, tokenizer: Any, haystack: Haystack | None, end: int | None = None):
+    def __init__(
+        self,
+        options: RetrievalOptions,
+        tokenizer: Any,
+        haystack: Haystack | None,
+        end: int | None = None,
+    ):
         self.options = options
         self.tokenizer = tokenizer
         self.haystack = haystack
@@ -129,7 +135,9 @@ class DocumentWriter:
                 rivals = rivals[: -(1 + excess // 4)] if rivals else rivals
         raise NoRoomError(f"its parts have more than {length} tokens together")
 
-    def plan(self, rng: np.random.Generator, length: int, header: str = "", style: str = "{ask}") -> DocumentPlan:
+    def plan(
+        self, rng: np.random.Generator, length: int, header: str = "", style: str = "{ask}"
+    ) -> DocumentPlan:
         """Return what a document of ``length`` tokens holds. Raises :class:`NoRoomError`."""
         family = self.names[int(rng.choice(len(self.names), p=self.shares))]
         least, most = self.options.questions
@@ -141,7 +149,9 @@ class DocumentWriter:
         while True:
             puzzle = FAMILIES[family](rng, questions, rivals)
             asked = [record for group in puzzle.asked for record in group]
-            fixed = sum(self._counts([*asked, _with_questions("", puzzle.questions, header, style)[0]]))
+            fixed = sum(
+                self._counts([*asked, _with_questions("", puzzle.questions, header, style)[0]])
+            )
             if fixed <= length:
                 break
             if questions == least:
@@ -152,7 +162,9 @@ class DocumentWriter:
         fitting = int(np.searchsorted(ends, length - fixed, "right")) - 1
         return DocumentPlan(family, puzzle, kept[:fitting], length - fixed - int(ends[fitting]))
 
-    def body(self, rng: np.random.Generator, puzzle: Puzzle, rivals: Sequence[str], room: int) -> Body:
+    def body(
+        self, rng: np.random.Generator, puzzle: Puzzle, rivals: Sequence[str], room: int
+    ) -> Body:
         """Return the records in about ``room`` tokens of text, or, without a text, in any order."""
         text = ""
         # the share of the text before the first record, of which a part may be cut
@@ -190,14 +202,21 @@ class DocumentWriter:
     def smallest(self) -> int:
         """Return the fewest tokens of a record, among some."""
         rng = np.random.default_rng(0)
-        records = [record for name in self.names for _ in range(_TRIED) for record in FAMILIES[name](rng, 1, 1).rivals]
+        records = [
+            record
+            for name in self.names
+            for _ in range(_TRIED)
+            for record in FAMILIES[name](rng, 1, 1).rivals
+        ]
         return min(self._counts(records))
 
     def _counts(self, texts: Sequence[str]) -> list[int]:
         """Return the tokens of each text and an end of line."""
         if not texts:
             return []
-        encoded = self.tokenizer([f"{text}\n" for text in texts], add_special_tokens=False, verbose=False)
+        encoded = self.tokenizer(
+            [f"{text}\n" for text in texts], add_special_tokens=False, verbose=False
+        )
         return [len(ids) for ids in encoded["input_ids"]]
 
     def _document(
@@ -222,7 +241,9 @@ class DocumentWriter:
         # every later question begins there
         asks = [first_token(end) for _, end in answers[:-1]]
         places = [first_token(start) for start in body.starts]
-        borders = np.unique([place for place in [*places, asked_at, *asks] if place > len(self.begin)])
+        borders = np.unique(
+            [place for place in [*places, asked_at, *asks] if place > len(self.begin)]
+        )
         return RetrievalDocument(
             ids=np.concatenate((self.begin, tokens.ids[cut:], self.end)),
             is_answer=np.concatenate((self.begin < 0, is_answer[cut:], self.end < 0)),

@@ -99,12 +99,16 @@ def look_up(rng: np.random.Generator, questions: int, rivals: int) -> Puzzle:
     values = draw_values(rng, len(names))
     form = pick(rng, RECORDS)
     ask = pick(rng, LOOKUPS)
-    records = [form.format(name=name, value=value) for name, value in zip(names, values, strict=True)]
+    records = [
+        form.format(name=name, value=value) for name, value in zip(names, values, strict=True)
+    ]
     asked = [
         AskedRecord(ask.format(name=name), value)
         for name, value in zip(names[:questions], values[:questions], strict=True)
     ]
-    return Puzzle(tuple((record,) for record in records[:questions]), tuple(records[questions:]), tuple(asked))
+    return Puzzle(
+        tuple((record,) for record in records[:questions]), tuple(records[questions:]), tuple(asked)
+    )
 
 
 def list_values(rng: np.random.Generator, questions: int, rivals: int) -> Puzzle:
@@ -178,7 +182,9 @@ def extract_item(rng: np.random.Generator, questions: int, rivals: int) -> Puzzl
     return _puzzle(groups, asked, questions)
 
 
-def _record_counts(rng: np.random.Generator, questions: int, rivals: int, least: int, most: int) -> list[int]:
+def _record_counts(
+    rng: np.random.Generator, questions: int, rivals: int, least: int, most: int
+) -> list[int]:
     """Return how many records each name has: of those that are asked about, and of as many more as give the rivals."""
     counts = rng.integers(least, most, questions + rivals, endpoint=True)
     before = np.cumsum(counts[questions:]) - counts[questions:]
@@ -186,7 +192,9 @@ def _record_counts(rng: np.random.Generator, questions: int, rivals: int, least:
     return [int(count) for count in counts[: questions + others]]
 
 
-def _puzzle(groups: Sequence[tuple[str, ...]], asked: Sequence[AskedRecord], questions: int) -> Puzzle:
+def _puzzle(
+    groups: Sequence[tuple[str, ...]], asked: Sequence[AskedRecord], questions: int
+) -> Puzzle:
     """Return the puzzle that asks about the first groups; the records of all others are rivals."""
     rivals = [record for group in groups[questions:] for record in group]
     return Puzzle(tuple(groups[:questions]), tuple(rivals), tuple(asked[:questions]))

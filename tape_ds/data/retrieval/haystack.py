@@ -36,7 +36,9 @@ class Haystack:
             last = end - before
             ids = self.documents[number]["input_ids"][max(0, last - tokens) : last]
             tokens -= len(ids)
-            text = self.tokenizer.decode(ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            text = self.tokenizer.decode(
+                ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
             parts.append(text.strip(_CUT))
         return "\n\n".join(reversed(parts))
 
@@ -44,7 +46,10 @@ class Haystack:
         """Return whether a text that is read back has at least half of its tokens; unknown characters have none."""
         asked = min(_TRIED, int(self.ends[-1]))
         text = self.stretch(np.random.default_rng(0), asked)
-        return 2 * len(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]) >= asked
+        return (
+            2 * len(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+            >= asked
+        )
 
 
 def units(text: str) -> Iterator[str]:

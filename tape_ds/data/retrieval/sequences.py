@@ -58,10 +58,17 @@ def writer_of(
         raise UserError(source.problem(wrong, "give a model with tokenizer.json, or other data"))
     haystack = None
     if options.text is not None:
-        haystack = Haystack(select([options.text], tokenizer, split, cache_dir, bad_rows=bad_rows).documents, tokenizer)
+        haystack = Haystack(
+            select([options.text], tokenizer, split, cache_dir, bad_rows=bad_rows).documents,
+            tokenizer,
+        )
         if not haystack.is_readable():
-            wrong = "of its text the tokenizer gives back less than half: it has no tokens for the rest"
-            raise UserError(source.problem(wrong, "write text=SPEC with data that the tokenizer was made for"))
+            wrong = (
+                "of its text the tokenizer gives back less than half: it has no tokens for the rest"
+            )
+            raise UserError(
+                source.problem(wrong, "write text=SPEC with data that the tokenizer was made for")
+            )
     return DocumentWriter(options, tokenizer, haystack, end)
 
 
@@ -73,7 +80,13 @@ class RetrievalSequences(RunSamples):
     """
 
     def __init__(
-        self, source: GeneratedDocuments, writer: DocumentWriter, form: RetrievalForm, *, samples: int, seed: int
+        self,
+        source: GeneratedDocuments,
+        writer: DocumentWriter,
+        form: RetrievalForm,
+        *,
+        samples: int,
+        seed: int,
     ):
         """Raises :class:`UserError`: a document has no room for the least that is asked of it."""
         self.source = source
@@ -126,7 +139,9 @@ class RetrievalSequences(RunSamples):
 
     @functools.cached_property
     def mean_tokens(self) -> float:
-        return float(np.mean([sum(len(document.ids) for document in each) for each in self._measured]))
+        return float(
+            np.mean([sum(len(document.ids) for document in each) for each in self._measured])
+        )
 
     @functools.cached_property
     def _measured(self) -> list[list[RetrievalDocument]]:
@@ -171,7 +186,11 @@ def require_room(source: GeneratedDocuments, writer: DocumentWriter, window: int
     questions = options.questions[0]
     rivals = 1 if options.text is None else options.rivals[0]
     rng = np.random.default_rng(0)
-    needed = max(writer.needed(rng, family, questions, rivals) for family in writer.names for _ in range(_TRIED))
+    needed = max(
+        writer.needed(rng, family, questions, rivals)
+        for family in writer.names
+        for _ in range(_TRIED)
+    )
     least = needed + needed // 8 + 8
     shortest = window if options.tokens is None else options.tokens[0]
     if shortest >= least:

@@ -150,7 +150,9 @@ def rows(
         else:
             yield ScrollsRow(fields["id"], fields["input"], output, fields.get("is_hard") is True)
             continue
-        source.leave_out(f"{place} {wrong}", "each line needs id, input and output, all of them texts")
+        source.leave_out(
+            f"{place} {wrong}", "each line needs id, input and output, all of them texts"
+        )
     if is_empty:
         raise UserError(source.problem("it holds no rows", source.repair))
 
@@ -161,12 +163,20 @@ def made_rows(split: str) -> list[tuple[str, str, str]]:
     for document in StandardLibrary("stdlib").documents("train" if split == "train" else "heldout"):
         # as ast counts them: a form feed ends none
         lines = document.text.split("\n")
-        functions = [node for node in ast.walk(ast.parse(document.text)) if isinstance(node, ast.FunctionDef)]
+        functions = [
+            node for node in ast.walk(ast.parse(document.text)) if isinstance(node, ast.FunctionDef)
+        ]
         names = [node.name for node in functions]
         for node in functions:
-            arguments = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+            arguments = [
+                arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+            ]
             # one definition of the name in the file, whose whole head is in the excerpt
-            if not arguments or names.count(node.name) > 1 or node.body[0].lineno > node.lineno + _LINES_AFTER:
+            if (
+                not arguments
+                or names.count(node.name) > 1
+                or node.body[0].lineno > node.lineno + _LINES_AFTER
+            ):
                 continue
             start = max(0, node.lineno - 1 - _LINES_BEFORE)
             excerpt = "\n".join(lines[start : node.lineno - 1 + _LINES_AFTER])
@@ -190,7 +200,11 @@ def fingerprint(name: str, split: str, data_dir: str | Path | None = None) -> st
     else:
         (file,) = opening.find(pattern).values()
         member = file.filesystem.info(file.path)
-        identity = f"{member['file_size']}:{member['CRC']:08x}" if "CRC" in member else file_identity(Path(file.path))
+        identity = (
+            f"{member['file_size']}:{member['CRC']:08x}"
+            if "CRC" in member
+            else file_identity(Path(file.path))
+        )
     return hashlib.sha256(repr((name, split, identity)).encode()).hexdigest()
 
 
@@ -202,7 +216,11 @@ def check(name: str, splits: tuple[str, ...], data_dir: str | Path | None) -> li
         return error.problems
     if dataset == MADE:
         if data_dir is not None:
-            return [Problem("data_dir", str(data_dir), f"{name} is generated, no file is read", "remove it")]
+            return [
+                Problem(
+                    "data_dir", str(data_dir), f"{name} is generated, no file is read", "remove it"
+                )
+            ]
         return StandardLibrary("stdlib", "dataset").check()
     problems: list[Problem] = []
     for split in splits if data_dir is not None else ():
@@ -226,7 +244,9 @@ def _locate(name: str, split: str, data_dir: str | Path | None) -> str | None:
         try:  # from huggingface_hub's cache where it is there
             archive = Path(hf_hub_download(HUB_REPOSITORY, f"{name}.zip", repo_type="dataset"))
         except UNREADABLE as error:  # no network, offline mode, no such file
-            wrong = f"{HUB_REPOSITORY}/{name}.zip cannot be downloaded: {' '.join(str(error).split())}"
+            wrong = (
+                f"{HUB_REPOSITORY}/{name}.zip cannot be downloaded: {' '.join(str(error).split())}"
+            )
             remedy = f"check the network, or give data_dir: a folder with {name}.zip or {name}/SPLIT.jsonl"
             raise UserError(Problem("dataset", name, wrong, remedy)) from error
     else:
@@ -240,7 +260,9 @@ def _locate(name: str, split: str, data_dir: str | Path | None) -> str | None:
             wrong = "no such folder"
             if given.is_dir():
                 wrong = f"no {member} and no {name}.zip there"
-            remedy = "give a folder with NAME/SPLIT.jsonl or NAME.zip, or leave it out to use the hub's"
+            remedy = (
+                "give a folder with NAME/SPLIT.jsonl or NAME.zip, or leave it out to use the hub's"
+            )
             raise UserError(Problem("data_dir", str(data_dir), wrong, remedy))
     pattern = f"zip://{member}::{archive}"
     remedy = "give the zip file as SCROLLS publishes it"
@@ -248,7 +270,9 @@ def _locate(name: str, split: str, data_dir: str | Path | None) -> str | None:
         (file,) = opening.find(pattern).values()
         is_there = file.filesystem.isfile(member)
     except UNREADABLE as error:
-        raise UserError(Problem("data_dir", str(archive), f"not a readable zip file ({error})", remedy)) from error
+        raise UserError(
+            Problem("data_dir", str(archive), f"not a readable zip file ({error})", remedy)
+        ) from error
     if not is_there:
         raise UserError(Problem("data_dir", str(archive), f"no file called {member} in it", remedy))
     return pattern

@@ -61,7 +61,8 @@ def prompt_ids(
         # the line break is part of it, which some vocabularies join to a full stop
         if not reference_format:
             kept_at_end = max(
-                len(middle_ids(f"{end}{REQUEST}", tokenizer)) - len(middle_ids(end, tokenizer)) for end in (".", "a")
+                len(middle_ids(f"{end}{REQUEST}", tokenizer)) - len(middle_ids(end, tokenizer))
+                for end in (".", "a")
             )
         text_input = f"{BEFORE}{text_input}{REQUEST}"
     elif reference_format:
@@ -71,7 +72,9 @@ def prompt_ids(
         beyond = len(middle_ids(rest, tokenizer)) if rest else 0
     if room <= kept_at_end:
         wrong = f"{reserve} of them are kept for the answer, which leaves no room for a text"
-        raise UserError(Problem("max_tokens", max_tokens, wrong, f"give more than {reserve + kept_at_end}"))
+        raise UserError(
+            Problem("max_tokens", max_tokens, wrong, f"give more than {reserve + kept_at_end}")
+        )
     ids = prompting.prompt_ids(text_input, tokenizer)
     cut = max(0, len(ids) - room)
     # the published code repeats the end of a short prompt, too

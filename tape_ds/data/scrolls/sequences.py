@@ -77,8 +77,14 @@ def tokenize(
     features = Features({"id": Value("string"), "input_ids": List(number), **counts})
     split_bad_rows = SourceBadRows(bad_rows or BadRows(), "dataset", f"{name}/{split}")
 
-    about = {"tokenizer": tokenizer_fingerprint(tokenizer), "form": asdict(form), "questions": questions}
-    key = cache.key("answers", format=FORMAT, data=examples.fingerprint(name, split, data_dir), **about)
+    about = {
+        "tokenizer": tokenizer_fingerprint(tokenizer),
+        "form": asdict(form),
+        "questions": questions,
+    }
+    key = cache.key(
+        "answers", format=FORMAT, data=examples.fingerprint(name, split, data_dir), **about
+    )
 
     read = partial(examples.rows, name, split, data_dir, split_bad_rows)
 
@@ -103,7 +109,9 @@ def tokenize(
                 reserve=reserved(form.answer_tokens),
                 reference_format=style,
             )
-            answer, cut = answer_ids(row.output, tokenizer, max_tokens=form.answer_tokens, reference_format=style)
+            answer, cut = answer_ids(
+                row.output, tokenizer, max_tokens=form.answer_tokens, reference_format=style
+            )
             lost = {"cut_prompt": prompt.cut_tokens, "cut_answer": cut}
             yield {"id": row.id, "input_ids": prompt.ids + answer, "targets": len(answer), **lost}
 
@@ -112,7 +120,13 @@ def tokenize(
 
 
 def cut(rows: "datasets.Dataset") -> CutText:
-    prompts, answers = (rows.data.column(name).to_numpy().astype(np.int64) for name in ("cut_prompt", "cut_answer"))
+    prompts, answers = (
+        rows.data.column(name).to_numpy().astype(np.int64) for name in ("cut_prompt", "cut_answer")
+    )
     return CutText(
-        len(rows), int((prompts > 0).sum()), int(prompts.sum()), int((answers > 0).sum()), int(answers.sum())
+        len(rows),
+        int((prompts > 0).sum()),
+        int(prompts.sum()),
+        int((answers > 0).sum()),
+        int(answers.sum()),
     )

@@ -15,7 +15,15 @@ from tape_ds import paths
 from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.sources import files, weights
 from tape_ds.data.sources.arrow import ArrowFolder
-from tape_ds.data.sources.base import SPLITS, Document, RowSource, Shard, Source, TokenShard, TokenSource
+from tape_ds.data.sources.base import (
+    SPLITS,
+    Document,
+    RowSource,
+    Shard,
+    Source,
+    TokenShard,
+    TokenSource,
+)
 from tape_ds.data.sources.files import JsonLines, PackageText, ParquetFiles, TextFiles
 from tape_ds.data.sources.generated import GeneratedDocuments
 from tape_ds.data.sources.hub import HubDataset
@@ -64,7 +72,9 @@ def parse(spec: str, field: str = "data") -> Source:
         wrong = f"unknown kind of data {kind!r}"
         remedy = did_you_mean(kind, KINDS)
         if spec[0] in "[{":
-            remedy = "give weights in train_data of a recipe only: [{source: SPEC, weight: NUMBER}, ...]"
+            remedy = (
+                "give weights in train_data of a recipe only: [{source: SPEC, weight: NUMBER}, ...]"
+            )
         elif kind in ("csv", "tsv"):
             remedy = files.FROM_CSV
         elif os.path.exists(paths.of(spec.partition("#")[0])):
@@ -74,12 +84,18 @@ def parse(spec: str, field: str = "data") -> Source:
     return KINDS[kind](spec, field)
 
 
-def parse_all(specs: Sequence[str], field: str = "data", bad_rows: BadRows | None = None) -> list[Source]:
+def parse_all(
+    specs: Sequence[str], field: str = "data", bad_rows: BadRows | None = None
+) -> list[Source]:
     """Parse and check a list of data specs; unreadable rows count as ``bad_rows``, by default the first is refused."""
     problems: list[Problem] = []
     sources: list[Source] = []
     if isinstance(specs, str) or not specs:
-        problems.append(Problem(field, specs, "not a list of data specs", f"write for example {field}: [stdlib]"))
+        problems.append(
+            Problem(
+                field, specs, "not a list of data specs", f"write for example {field}: [stdlib]"
+            )
+        )
         specs = []
     for spec in specs:
         try:
@@ -107,7 +123,11 @@ def check_lists(
     for field, specs in (("train_data", weights.specs_of(train)), ("eval_data", evaluation)):
         try:
             bad_rows = BadRows(skip_bad_rows)
-            lists.append(parse_all(specs, field, bad_rows) if specs or (field == "train_data" and not train) else [])
+            lists.append(
+                parse_all(specs, field, bad_rows)
+                if specs or (field == "train_data" and not train)
+                else []
+            )
         except UserError as error:
             problems += error.problems
     if problems:

@@ -79,7 +79,12 @@ class DataManifest:
     @cached_property
     def fingerprint(self) -> str:
         """Hash of the contents, independent of the folder's place."""
-        return _hash({"tokenizer": self.settings.tokenizer, "shards": [asdict(shard) for shard in self.shards]})
+        return _hash(
+            {
+                "tokenizer": self.settings.tokenizer,
+                "shards": [asdict(shard) for shard in self.shards],
+            }
+        )
 
     def write(self, folder: Path) -> None:
         """Finish ``folder``, which has the shards and ``dataset_info.json``."""
@@ -112,8 +117,13 @@ def read_manifest(folder: Path) -> DataManifest:
         if content.pop("check") != _hash(content):
             raise ValueError("its check sum is wrong")
         if content["settings"]["format"] not in (WIDE, FORMAT):
-            raise ValueError(f"its format is {content['settings']['format']}, this program reads {FORMAT}")
-        return DataManifest(Settings(**content["settings"]), tuple(ShardEntry(**shard) for shard in content["shards"]))
+            raise ValueError(
+                f"its format is {content['settings']['format']}, this program reads {FORMAT}"
+            )
+        return DataManifest(
+            Settings(**content["settings"]),
+            tuple(ShardEntry(**shard) for shard in content["shards"]),
+        )
     except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{MANIFEST} is damaged or of another version: {error}") from error
 
@@ -152,8 +162,14 @@ class ArrowFolder(TokenSource):
     def check(self) -> list[Problem]:
         # unlike Path.is_dir, False for a name that is too long
         if not self.rest or not os.path.isdir(self.path):
-            return [self.problem("no such folder", f"check the path; relative ones start at {Path.cwd()}")]
-        if is_prepared(self.path) and (problems := check_manifest(self.path, self.field, self.spec)):
+            return [
+                self.problem(
+                    "no such folder", f"check the path; relative ones start at {Path.cwd()}"
+                )
+            ]
+        if is_prepared(self.path) and (
+            problems := check_manifest(self.path, self.field, self.spec)
+        ):
             return problems
         try:
             info = json.loads((self.path / "dataset_info.json").read_text(encoding="utf-8"))
@@ -166,20 +182,36 @@ class ArrowFolder(TokenSource):
         outside = [name for name in names if Path(name).name != name]
         if outside:
             wrong = f"its state.json names {', '.join(outside)}, and a file outside its folder is in no fingerprint"
-            return [self.problem(wrong, "put the files into the folder, or write it again with save_to_disk")]
-        if is_prepared(self.path) and names != [shard.file for shard in read_manifest(self.path).shards]:
             return [
-                self.problem(f"its state.json names other shards than its {MANIFEST}", "copy the whole folder again")
+                self.problem(
+                    wrong, "put the files into the folder, or write it again with save_to_disk"
+                )
+            ]
+        if is_prepared(self.path) and names != [
+            shard.file for shard in read_manifest(self.path).shards
+        ]:
+            return [
+                self.problem(
+                    f"its state.json names other shards than its {MANIFEST}",
+                    "copy the whole folder again",
+                )
             ]
         absent = [name for name in names if not (self.path / name).is_file()]
         if absent:
-            return [self.problem(f"{', '.join(absent)} of it is missing", "copy the whole folder, or write it again")]
+            return [
+                self.problem(
+                    f"{', '.join(absent)} of it is missing",
+                    "copy the whole folder, or write it again",
+                )
+            ]
 
         # a list of integers, which older datasets wrote as a list of one feature
         feature = columns.get("input_ids")
         inner = feature[0] if isinstance(feature, list) and feature else feature
         inner = inner.get("feature", inner) if isinstance(inner, dict) else {}
-        if inner is feature or not (isinstance(inner, dict) and str(inner.get("dtype")).startswith(("int", "uint"))):
+        if inner is feature or not (
+            isinstance(inner, dict) and str(inner.get("dtype")).startswith(("int", "uint"))
+        ):
             wrong = f"no column 'input_ids' of lists of integers (columns: {', '.join(columns)})"
             return [self.problem(wrong, "store token ids, one list a document")]
         return []
@@ -195,7 +227,11 @@ class ArrowFolder(TokenSource):
         number = 0
         for batch in self.reading(dataset.iter(batch_size=64), "it cannot be read", remedy):
             rows = batch.column("input_ids").combine_chunks()
-            names = batch.column("name").to_pylist() if "name" in batch.column_names else [None] * len(rows)
+            names = (
+                batch.column("name").to_pylist()
+                if "name" in batch.column_names
+                else [None] * len(rows)
+            )
             for name, row in zip(names, rows, strict=True):
                 name = str(name) if name is not None else f"{self.path.name}:{number}"
                 if row.is_valid and not row.values.null_count:
@@ -215,7 +251,11 @@ class ArrowFolder(TokenSource):
             return read_manifest(self.path).fingerprint
         state = json.loads((self.path / "state.json").read_text(encoding="utf-8"))
         named = {each["filename"] for each in state["_data_files"]}
-        found = (path for path in self.path.iterdir() if path.suffix in {".arrow", ".json"} or path.name in named)
+        found = (
+            path
+            for path in self.path.iterdir()
+            if path.suffix in {".arrow", ".json"} or path.name in named
+        )
         files = sorted(found)
         parts = [f"{path.name}={file_identity(path)}" for path in files]
         return hashlib.sha256("\0".join([self.kind, *parts]).encode()).hexdigest()

@@ -27,7 +27,16 @@ Item = TypeVar("Item")
 # Errors of reading damaged files: a truncated .gz is EOFError, a flipped byte zlib.error, an encrypted zip
 # RuntimeError, an unreachable hub HTTPError, pyarrow's ArrowInvalid a ValueError. UserError is a ValueError too: catch
 # it first.
-UNREADABLE = (OSError, EOFError, ValueError, RuntimeError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, HTTPError)
+UNREADABLE = (
+    OSError,
+    EOFError,
+    ValueError,
+    RuntimeError,
+    zlib.error,
+    lzma.LZMAError,
+    zipfile.BadZipFile,
+    HTTPError,
+)
 
 
 @dataclass(frozen=True)
@@ -86,7 +95,8 @@ class Source(ABC):
         """Yield ``items``; turn the error of a damaged file into a :class:`UserError` with ``wrong`` and ``remedy``."""
         try:
             yield from items
-        except GeneratorExit:  # first: when the interpreter exits, the names below are gone before open readers close
+        except GeneratorExit:
+            # first: when the interpreter exits, the names below are gone before open readers close
             raise
         except UserError:
             raise
@@ -130,7 +140,9 @@ class RowSource(Source):
             together = [document for _, document in group]
             yield Document(together[0].name, BETWEEN.join(document.text for document in together))
 
-    def _documents_of(self, rows: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[tuple[Any, Document]]:
+    def _documents_of(
+        self, rows: Iterable[tuple[str, dict[str, Any]]]
+    ) -> Iterator[tuple[Any, Document]]:
         """Yield the value of :attr:`by` and the document of each row that has a text."""
         for name, row in rows:
             try:
@@ -142,9 +154,14 @@ class RowSource(Source):
                 self.leave_out(wrong, hint(self.column, {self.column: value}))
             elif not isinstance(value, str):
                 wrong = f"{name}: {self.column!r} holds {type(value).__name__}, not text"
-                self.leave_out(wrong, "add the #field of a column of texts, or correct or remove that row")
-            elif not storage.is_utf8(value):  # half of a surrogate pair, as "\ud83d" in JSON, cannot be tokenised
-                self.leave_out(f"{name}: {self.column!r} is no Unicode text", "correct or remove that row")
+                self.leave_out(
+                    wrong, "add the #field of a column of texts, or correct or remove that row"
+                )
+            elif not storage.is_utf8(value):
+                # half of a surrogate pair, as "\ud83d" in JSON, cannot be tokenised
+                self.leave_out(
+                    f"{name}: {self.column!r} is no Unicode text", "correct or remove that row"
+                )
             else:
                 try:
                     shared = value_of(row, self.by) if self.by else None
@@ -169,7 +186,9 @@ class RowSource(Source):
                 try:
                     row = _without_nulls(column[index].as_py())
                 except UnicodeDecodeError as error:
-                    self.leave_out(f"{name} is not UTF-8 ({error.reason})", "correct or remove that row")
+                    self.leave_out(
+                        f"{name} is not UTF-8 ({error.reason})", "correct or remove that row"
+                    )
                 else:
                     yield name, row
 
@@ -200,7 +219,11 @@ def hint(name: str, record: Mapping[str, Any]) -> str:
 
     def names_in(record: Mapping[str, Any]) -> Iterator[str]:
         for key, value in record.items():
-            yield from (f"{key}.{inner}" for inner in names_in(value)) if isinstance(value, Mapping) else [str(key)]
+            yield from (
+                (f"{key}.{inner}" for inner in names_in(value))
+                if isinstance(value, Mapping)
+                else [str(key)]
+            )
 
     names = list(names_in(record))
     near = [known for known in names if known.endswith(f".{name}") or known.startswith(f"{name}.")]
@@ -211,7 +234,10 @@ def hint(name: str, record: Mapping[str, Any]) -> str:
 
 def _as_record(schema: pa.Schema | pa.StructType) -> dict[str, Any]:
     """Return a schema as a record of types; a struct is a mapping."""
-    return {field.name: _as_record(field.type) if pa.types.is_struct(field.type) else field.type for field in schema}
+    return {
+        field.name: _as_record(field.type) if pa.types.is_struct(field.type) else field.type
+        for field in schema
+    }
 
 
 def _without_nulls(value: Any) -> Any:

@@ -52,7 +52,9 @@ class _Files(RowSource):
 
     def __init__(self, spec: str, field: str = "data"):
         super().__init__(spec, field)
-        self.pattern, _, self.column = self.rest.rpartition("#") if "#" in self.rest else (self.rest, "", "")
+        self.pattern, _, self.column = (
+            self.rest.rpartition("#") if "#" in self.rest else (self.rest, "", "")
+        )
         self.archive = _local_archive(self.pattern)
         self.remote = "://" in self.pattern and self.archive is None
         self.repair = "check the URL and the network"
@@ -66,7 +68,9 @@ class _Files(RowSource):
     def files(self) -> dict[str, File]:
         if self.archive is not None and not self.archive.is_file():
             wrong = f"there is no archive {self.archive}"
-            raise UserError(self.problem(wrong, f"check the path; relative ones start at {Path.cwd()}"))
+            raise UserError(
+                self.problem(wrong, f"check the path; relative ones start at {Path.cwd()}")
+            )
         try:
             found = opening.find(self.pattern)
         except UNREADABLE as error:
@@ -79,7 +83,9 @@ class _Files(RowSource):
         """Also look into the first files; remote ones are not searched for."""
         problems = []
         if self.needs_column and not self.column:
-            problems.append(self.problem("no '#field' names the column of the text", f"write {self.form}"))
+            problems.append(
+                self.problem("no '#field' names the column of the text", f"write {self.form}")
+            )
         if not self.needs_column and self.column:
             problems.append(self.problem("a text file has no '#field'", f"write {self.form}"))
         links = list(self._check_links()) if "://" in self.pattern else []
@@ -118,7 +124,9 @@ class _Files(RowSource):
             try:
                 get_filesystem_class(link.partition("://")[0])
             except (ValueError, ImportError) as error:
-                yield self.problem(str(error), f"write for example hf://datasets/NAME/FILE, or {_MEMBER}")
+                yield self.problem(
+                    str(error), f"write for example hf://datasets/NAME/FILE, or {_MEMBER}"
+                )
         protocol = links[-1].partition("://")[0]
         if protocol in ("zip", "tar"):
             yield self.problem(f"{protocol}:// names a member of no archive", f"write {_MEMBER}")
@@ -139,10 +147,14 @@ class _Files(RowSource):
             yield from self._guarded(name, self._rows(name, file))
 
     def shards(self, split: str) -> list[Shard]:
-        return [Shard(name, partial(self._documents, name, file)) for name, file in self.files().items()]
+        return [
+            Shard(name, partial(self._documents, name, file)) for name, file in self.files().items()
+        ]
 
     def _documents(self, name: str, file: File) -> Iterator[Document]:
-        return self.texts(self._guarded(name, self._rows(name, file, only=None if self.by else self.column)))
+        return self.texts(
+            self._guarded(name, self._rows(name, file, only=None if self.by else self.column))
+        )
 
     def _guarded(self, name: str, rows: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
         return self.reading(rows, f"{name} cannot be read", self.repair)
@@ -155,7 +167,9 @@ class _Files(RowSource):
             if self.archive is not None:
                 read = [*files, f"archive={file_identity(self.archive)}"]
             else:
-                read = [f"{name}={file_identity(Path(file.path))}" for name, file in files.items()] or [self.pattern]
+                read = [
+                    f"{name}={file_identity(Path(file.path))}" for name, file in files.items()
+                ] or [self.pattern]
         except OSError as error:  # a file after those that are looked into
             raise UserError(self.problem(f"cannot be read: {error}", self.repair)) from error
         column = f"{self.column}{BY}{self.by}" if self.by else self.column
@@ -185,7 +199,9 @@ class TextFiles(_Files):
             text = codecs.getincrementaldecoder("utf-8-sig")().decode(raw, final=not peek)
         except UnicodeDecodeError as error:
             wrong = f"{name} is not UTF-8 (byte {error.start})"
-            self.leave_out(wrong, "convert it, for example with iconv -f LATIN1 -t UTF-8 FILE > NEW")
+            self.leave_out(
+                wrong, "convert it, for example with iconv -f LATIN1 -t UTF-8 FILE > NEW"
+            )
         else:
             yield name, {self.column: text}
 
@@ -202,13 +218,19 @@ class PackageText(TextFiles):
         found = None
         if name.isidentifier() and name != "__main__":
             found = importlib.util.find_spec(name)
-        folders = list(found.submodule_search_locations or ()) if found is not None and inside else []
+        folders = (
+            list(found.submodule_search_locations or ()) if found is not None and inside else []
+        )
         self.pattern = str(Path(folders[0], inside)) if folders else ""
 
     def check(self) -> list[Problem]:
         if self.pattern and self.files():
             return super().check()
-        return [self.problem("no installed package has this file", f"write {self.form}, or install the package")]
+        return [
+            self.problem(
+                "no installed package has this file", f"write {self.form}, or install the package"
+            )
+        ]
 
 
 class JsonLines(_Files):
@@ -226,12 +248,16 @@ class JsonLines(_Files):
         super().__init__(spec, field)
         self.column, _, self.condition = self.column.partition("?")
         self.take_by()
-        self.where = [each.partition("=") for each in self.condition.split("&")] if self.condition else []
+        self.where = (
+            [each.partition("=") for each in self.condition.split("&")] if self.condition else []
+        )
 
     def check(self) -> list[Problem]:
         problems = super().check()
         if not all(key and equals for key, equals, _ in self.where):
-            problems.append(self.problem(f"{self.condition!r} is not a condition", f"write {self.form}"))
+            problems.append(
+                self.problem(f"{self.condition!r} is not a condition", f"write {self.form}")
+            )
         return problems
 
     def fingerprint(self) -> str:
@@ -255,10 +281,18 @@ class JsonLines(_Files):
                     record = error
                 if not isinstance(record, dict):
                     table = name.endswith((".csv", ".tsv"))
-                    if number == 1 and (table or isinstance(record, list) or line.strip() in _LONE_BRACKETS):
+                    if number == 1 and (
+                        table or isinstance(record, list) or line.strip() in _LONE_BRACKETS
+                    ):
                         query = ".[]" if line.strip().startswith(b"[") else "."
-                        remedy = FROM_CSV if table else f"write it so: jq -c '{query}' {name} > NEW.jsonl"
-                        raise UserError(self.problem(f"{name} does not have one JSON object a line", remedy))
+                        remedy = (
+                            FROM_CSV
+                            if table
+                            else f"write it so: jq -c '{query}' {name} > NEW.jsonl"
+                        )
+                        raise UserError(
+                            self.problem(f"{name} does not have one JSON object a line", remedy)
+                        )
                     if isinstance(record, Exception):
                         broken = f"not JSON ({record})"
                     else:
@@ -307,5 +341,7 @@ class ParquetFiles(_Files):
             self.require_column(table.schema_arrow, name)
             opening.check_columns(table.metadata)
             if not peek:
-                batches = table.iter_batches(batch_size=256, columns=None if only is None else [only])
+                batches = table.iter_batches(
+                    batch_size=256, columns=None if only is None else [only]
+                )
                 yield from self.arrow_rows(batches, name)

@@ -49,7 +49,9 @@ class GeneratedDocuments(Source):
             problems.append(self.problem(wrong, f"name it in {FIELD} of a recipe, and text here"))
         if self.name != RETRIEVAL:
             problems.append(
-                self.problem(f"there is no {self.name!r} to generate", did_you_mean(self.name, [RETRIEVAL]))
+                self.problem(
+                    f"there is no {self.name!r} to generate", did_you_mean(self.name, [RETRIEVAL])
+                )
             )
         problems += [self.problem(wrong, remedy) for wrong, remedy in self.wrong]
         if problems:
@@ -61,7 +63,11 @@ class GeneratedDocuments(Source):
         if text is None:
             return []
         if isinstance(text, GeneratedDocuments):
-            return [self.problem("its text is generated, too", "write text=SPEC with data that hold text")]
+            return [
+                self.problem(
+                    "its text is generated, too", "write text=SPEC with data that hold text"
+                )
+            ]
         return text.check()
 
     def shards(self, split: str) -> list[Shard]:
@@ -122,7 +128,12 @@ def check_drawn(entries: Sequence[Entry], window: int, max_steps: int) -> Iterat
             remedy = "give every source a weight: {source: SPEC, weight: NUMBER}"
             yield source.problem("it has no end, and the sources have no weights", remedy)
         elif len(specs) == 1 and max_steps <= 0:
-            yield Problem("max_steps", max_steps, f"{source.kind} data have no end", "give the number of steps")
+            yield Problem(
+                "max_steps",
+                max_steps,
+                f"{source.kind} data have no end",
+                "give the number of steps",
+            )
         tokens = source.options.tokens
         if tokens is not None and tokens[1] > window:
             wrong = f"its documents have up to {tokens[1]:,} tokens, and a sequence has {window:,} (window)"
@@ -135,10 +146,13 @@ def check_conversations(specs: Sequence[str], max_tokens: int) -> Iterator[Probl
     for source in _right(specs):
         tokens = source.options.tokens
         if source.options.documents is None:
-            yield source.problem("it has no end", "write how many conversations to make: documents=1000")
+            yield source.problem(
+                "it has no end", "write how many conversations to make: documents=1000"
+            )
         if tokens is None:
             yield source.problem(
-                "nothing says how long its conversations are", f"write tokens={max_tokens}, or a range"
+                "nothing says how long its conversations are",
+                f"write tokens={max_tokens}, or a range",
             )
         elif tokens[1] > max_tokens:
             wrong = f"its conversations have up to {tokens[1]:,} tokens, and would lose their questions at max_tokens"

@@ -30,7 +30,10 @@ class HubDataset(RowSource):
     kind = "hub"
     form = "hub:NAME[@REV][:CONFIG][:SPLIT][#field[&by=key]]"
 
-    _SPEC = re.compile(ID + r"(:(?P<config>[^:\[#]*))?(:(?P<split>\w+)(\[:(?P<first>[1-9]\d*)\])?)?(#(?P<column>.+))?")
+    _SPEC = re.compile(
+        ID
+        + r"(:(?P<config>[^:\[#]*))?(:(?P<split>\w+)(\[:(?P<first>[1-9]\d*)\])?)?(#(?P<column>.+))?"
+    )
     _SPLIT_OF: ClassVar[dict[str, str]] = {"train": "train", "heldout": "validation"}
 
     def __init__(self, spec: str, field: str = "data"):
@@ -59,7 +62,10 @@ class HubDataset(RowSource):
             return [Shard(place, partial(self._read, whole, 1, 0, place))]
         count = whole.num_shards
         names = (f"{place}:{index}" for index in range(count))
-        return [Shard(name, partial(self._read, whole, count, index, name)) for index, name in enumerate(names)]
+        return [
+            Shard(name, partial(self._read, whole, count, index, name))
+            for index, name in enumerate(names)
+        ]
 
     def documents(self, split: str) -> Iterator[Document]:
         whole, place = self._open(split)
@@ -69,7 +75,9 @@ class HubDataset(RowSource):
         whole, place = self._open(split)
         return self._rows(whole, place)
 
-    def _read(self, whole: "IterableDataset", count: int, index: int, place: str) -> Iterator[Document]:
+    def _read(
+        self, whole: "IterableDataset", count: int, index: int, place: str
+    ) -> Iterator[Document]:
         # a new object for each reading: the library's objects keep their place, which two readings would share
         only = None if self.by else self.column
         return self.texts(self._rows(whole.shard(num_shards=count, index=index), place, only=only))
@@ -84,28 +92,43 @@ class HubDataset(RowSource):
             for batch in part.with_format("arrow").iter(batch_size=_BATCH):
                 self.require_column(batch.schema, "the dataset")
                 if only is not None:
-                    batch = batch.select([only if only in batch.column_names else only.partition(".")[0]])
+                    batch = batch.select(
+                        [only if only in batch.column_names else only.partition(".")[0]]
+                    )
                 yield batch
 
         remedy = "check the network; a run resumes from its newest checkpoint"
-        return self.reading(self.arrow_rows(batches(), place, self.first), f"{place}: the stream broke off", remedy)
+        return self.reading(
+            self.arrow_rows(batches(), place, self.first), f"{place}: the stream broke off", remedy
+        )
 
     def _open(self, split: str) -> tuple["IterableDataset", str]:
         import datasets
 
         wanted = self.split or self._SPLIT_OF[split]
         try:
-            whole = datasets.load_dataset(self.name, self.config, split=wanted, revision=self.revision, streaming=True)
+            whole = datasets.load_dataset(
+                self.name, self.config, split=wanted, revision=self.revision, streaming=True
+            )
         except UNREADABLE as error:
             # unknown names, configurations and splits, loading scripts, a missing network: see the library's message
             remedy = "check name, configuration, split and network; a loading script: try @refs/convert/parquet"
-            raise UserError(self.problem(f"the hub dataset does not open: {error}", remedy)) from error
+            raise UserError(
+                self.problem(f"the hub dataset does not open: {error}", remedy)
+            ) from error
         return whole, f"{self.name}:{wanted}"
 
     def fingerprint(self) -> str:
         """Hash the spec: hashing the contents would need the network at every start. ``@REV`` with a commit binds it to
         its contents."""
-        parts: tuple[Any, ...] = (self.name, self.revision, self.config, self.split, self.first, self.column)
+        parts: tuple[Any, ...] = (
+            self.name,
+            self.revision,
+            self.config,
+            self.split,
+            self.first,
+            self.column,
+        )
         if self.by:
             parts = (*parts, self.by)
         return hashlib.sha256(repr(parts).encode()).hexdigest()

@@ -61,7 +61,9 @@ class File:
                 if self.path.endswith(suffix) or head.startswith(magic):
                     packed = Counted(raw)
                     size = self._size(raw)
-                    grown = Counted(decompressed(io.BufferedReader(packed, _BLOCK)), size or packed.tell)
+                    grown = Counted(
+                        decompressed(io.BufferedReader(packed, _BLOCK)), size or packed.tell
+                    )
                     yield io.BufferedReader(grown, _BLOCK)
                     return
             yield io.BufferedReader(Counted(raw, self._stored()), _BLOCK)
@@ -69,7 +71,8 @@ class File:
     def _raw(self) -> Any:
         try:
             return self.filesystem.open(self.path, "rb")
-        except (KeyError, AttributeError, RecursionError) as error:  # of tarfile; two links may name one another
+        except (KeyError, AttributeError, RecursionError) as error:
+            # of tarfile; two links may name one another
             raise ValueError("a link to what is not in the archive, or no file") from error
         except FileNotFoundError as error:
             if error.strerror is not None:
@@ -187,10 +190,17 @@ def find(pattern: str) -> dict[str, File]:
             return {place.name: File(local, str(place))}
         root = next((parent for parent in place.parents if os.path.isdir(parent)), place)
         names = glob.glob(str(place.relative_to(root)), root_dir=root, recursive=True)
-        return {name: File(local, str(root / name)) for name in sorted(names) if os.path.isfile(root / name)}
+        return {
+            name: File(local, str(root / name))
+            for name in sorted(names)
+            if os.path.isfile(root / name)
+        }
     filesystem, path = url_to_fs(pattern)
     names = filesystem.glob(path) if glob.has_magic(path) else [path]
     names = [name for name in names if name == path or not filesystem.isdir(name)]
     place = PurePosixPath(path)  # a root folder has none above it
     root = next((parent for parent in place.parents if not glob.has_magic(str(parent))), place)
-    return {PurePosixPath(name).relative_to(root).as_posix(): File(filesystem, name) for name in sorted(names)}
+    return {
+        PurePosixPath(name).relative_to(root).as_posix(): File(filesystem, name)
+        for name in sorted(names)
+    }

@@ -13,7 +13,15 @@ from tape_ds.errors import Problem, did_you_mean
 
 # Long files (85,000 to 230,000 characters, so 16,384 tokens and more under a usual tokenizer) of different nature, all
 # present in every Python from 3.11 on.
-HELD_OUT = ("_pydecimal.py", "argparse.py", "doctest.py", "inspect.py", "subprocess.py", "tarfile.py", "typing.py")
+HELD_OUT = (
+    "_pydecimal.py",
+    "argparse.py",
+    "doctest.py",
+    "inspect.py",
+    "subprocess.py",
+    "tarfile.py",
+    "typing.py",
+)
 
 # Generated tables and tests, and parts that distributions leave out, move or patch: with them the same Python would
 # give different data on different machines.
@@ -40,15 +48,25 @@ class StandardLibrary(Source):
         if missing:
             absent = f"{', '.join(missing)} not in {sysconfig.get_path('stdlib')}"
             remedy = "install the full Python (a '-minimal' or zipped one lacks them), or name other data"
-            return [self.problem(f"this Python comes without the sources of its library ({absent})", remedy)]
+            return [
+                self.problem(
+                    f"this Python comes without the sources of its library ({absent})", remedy
+                )
+            ]
         if ":" in self.spec and self.rest not in files:
-            return [self.problem("no such file in the standard library", did_you_mean(self.rest, files))]
+            return [
+                self.problem("no such file in the standard library", did_you_mean(self.rest, files))
+            ]
         return []
 
     def shards(self, split: str) -> list[Shard]:
         """Return a shard for each file, of one document, or none if it is empty or unreadable."""
         files = files_of_python()
-        names = [self.rest] if self.rest else [n for n in files if (n in HELD_OUT) == (split == "heldout")]
+        names = (
+            [self.rest]
+            if self.rest
+            else [n for n in files if (n in HELD_OUT) == (split == "heldout")]
+        )
         return [Shard(name, partial(_read, name, files[name])) for name in names]
 
     def fingerprint(self) -> str:

@@ -86,7 +86,10 @@ def write(
                 counts["tokens"] += len(ids)
                 counts["documents"] += 1
         if counts["tokens"] == 0:
-            wrong, remedy = "no document has a token, or none enough", "name data that hold text, or lower --min_tokens"
+            wrong, remedy = (
+                "no document has a token, or none enough",
+                "name data that hold text, or lower --min_tokens",
+            )
             raise UserError(Problem("--data", list(sources), wrong, remedy))
         storage.sync(aside)
         record = TokenFileRecord(
@@ -122,13 +125,20 @@ class TokenFile(TokenSource):
 
     def check(self) -> list[Problem]:
         """Also look for other formats, and for ids wider than 16 bits, in a file without a record."""
-        if not self.rest or not os.path.isfile(self.path):  # unlike Path.is_file, False for a name that is too long
-            wrong = "a folder, not a file" if self.rest and os.path.isdir(self.path) else "no such file"
+        # unlike Path.is_file, False for a name that is too long
+        if not self.rest or not os.path.isfile(self.path):
+            wrong = (
+                "a folder, not a file" if self.rest and os.path.isdir(self.path) else "no such file"
+            )
             return [self.problem(wrong, f"check the path; relative ones start at {Path.cwd()}")]
         try:
             record = read_record(self.path)
         except (OSError, ValueError) as error:
-            return [self.problem(f"its record cannot be read: {error}", "write both again, or remove the record")]
+            return [
+                self.problem(
+                    f"its record cannot be read: {error}", "write both again, or remove the record"
+                )
+            ]
         width, size = WIDTHS[record.width if record else BARE], self.path.stat().st_size
         if record is not None and size != record.tokens * width.itemsize:
             wrong = f"{size:,} bytes, where its record has {record.tokens:,} ids of {width.itemsize} bytes"
@@ -157,7 +167,9 @@ class TokenFile(TokenSource):
             wrong = f"{', '.join(beside)} has the ends of its documents, which bin: does not read"
             yield self.problem(wrong, f"name it tokens:{self.path}")
         elif other is not None:
-            yield self.problem(f"it begins as {other}, {wanted}", "name a file of token ids, or its text")
+            yield self.problem(
+                f"it begins as {other}, {wanted}", "name a file of token ids, or its text"
+            )
         elif _are_wide(ids):
             remedy = f"read them as tokens:{self.path}#uint32&end=file (or uint64), or write them with numpy.save"
             yield self.problem(f"ids of 32 or 64 bits, {wanted}", remedy)
@@ -168,7 +180,9 @@ class TokenFile(TokenSource):
     def token_rows(self) -> Iterator[tuple[str, np.ndarray]]:
         record = read_record(self.path)
         if record is not None and storage.digest(self.path) != record.sha256:
-            raise UserError(self.problem("its contents are not those of its record", "write it again"))
+            raise UserError(
+                self.problem("its contents are not those of its record", "write it again")
+            )
         width = WIDTHS[record.width if record else BARE]
         yield self.path.name, np.memmap(self.path, width, mode="r")
 

@@ -106,7 +106,10 @@ class Megatron(TokenFormat):
             other = token_headers.format_of(head, index.stat().st_size)
             if head.startswith(token_headers.MEGATRON_INDEX):
                 raise ValueError(f"{index.name} ends within its header")
-            raise ValueError(f"{index.name} is no index of Megatron" + (f": it begins as {other}" if other else ""))
+            raise ValueError(
+                f"{index.name} is no index of Megatron"
+                + (f": it begins as {other}" if other else "")
+            )
         version, code, sequences, documents = struct.unpack_from("<QBQQ", head, 9)
         if version != 1:
             raise ValueError(f"{index.name} is of version {version}, and 1 is read")
@@ -116,10 +119,14 @@ class Megatron(TokenFormat):
         size = begin + 12 * sequences + 8 * documents
         found = index.stat().st_size
         if found == size + sequences and sequences:
-            wrong = f"{index.name} has a mode for every sequence: several media, and text alone is read"
+            wrong = (
+                f"{index.name} has a mode for every sequence: several media, and text alone is read"
+            )
             raise RefusedError(wrong, "write it without modes (multimodal=False)")
         if found != size:
-            raise ValueError(f"{index.name} has {found:,} bytes, where its header asks for {size:,}")
+            raise ValueError(
+                f"{index.name} has {found:,} bytes, where its header asks for {size:,}"
+            )
         if not sequences or documents < 2:
             raise ValueError(f"{index.name} has no document")
         lengths = np.memmap(index, "<i4", "r", begin, (sequences,))
@@ -129,9 +136,13 @@ class Megatron(TokenFormat):
         if int(lengths.min()) < 0:
             raise ValueError(f"{index.name} has a sequence of {int(lengths.min()):,} ids")
         if not np.array_equal(pointers, (ends - lengths) * dtype.itemsize):
-            raise ValueError(f"the sequences of {index.name} do not follow one another in {data.name}")
+            raise ValueError(
+                f"the sequences of {index.name} do not follow one another in {data.name}"
+            )
         if borders[0] != 0 or borders[-1] != sequences or (np.diff(borders) < 0).any():
-            raise ValueError(f"the documents of {index.name} are not those of its {sequences:,} sequences")
+            raise ValueError(
+                f"the documents of {index.name} are not those of its {sequences:,} sequences"
+            )
         if data.stat().st_size != int(ends[-1]) * dtype.itemsize:
             wrong = f"{data.name} has {data.stat().st_size:,} bytes, where its index has {int(ends[-1]):,} ids"
             raise ValueError(f"{wrong} of {dtype.itemsize}")
@@ -163,22 +174,31 @@ class Datatrove(TokenFormat):
         if not index.is_file():
             wrong = f"{index.name} is missing, which has the ends of its documents"
             raise RefusedError(
-                wrong, "copy it too; or name the file otherwise than .ds, and write its width and end=eos"
+                wrong,
+                "copy it too; or name the file otherwise than .ds, and write its width and end=eos",
             )
         if index.stat().st_size == 0 or index.stat().st_size % 8:
-            raise ValueError(f"{index.name} has {index.stat().st_size:,} bytes, no whole 64-bit numbers")
+            raise ValueError(
+                f"{index.name} has {index.stat().st_size:,} bytes, no whole 64-bit numbers"
+            )
         ends = np.fromfile(index, "<u8").astype(np.int64)
         size = path.stat().st_size
         total = int(ends[-1])
         width = size // total if total > 0 else 0
         if width not in (2, 4) or width * total != size:
-            raise ValueError(f"{path.name} has {size:,} bytes, where its index has {total:,} ids of 2 or 4")
+            raise ValueError(
+                f"{path.name} has {size:,} bytes, where its index has {total:,} ids of 2 or 4"
+            )
         recorded = self._metadata(path)[1]
         if recorded not in (None, width):
-            raise ValueError(f"{path.name}.metadata has ids of {recorded} bytes, and the index of {width}")
+            raise ValueError(
+                f"{path.name}.metadata has ids of {recorded} bytes, and the index of {width}"
+            )
         dtype = np.dtype(f"<u{width}")
         if options.width not in (None, dtype.name):
-            raise RefusedError(f"its ids are {dtype.name}, and {options.width} is given", f"remove {options.width}")
+            raise RefusedError(
+                f"its ids are {dtype.name}, and {options.width} is given", f"remove {options.width}"
+            )
         return dtype, ends
 
     def _metadata(self, path: Path) -> tuple[str, int | None]:
@@ -195,7 +215,10 @@ class Datatrove(TokenFormat):
 class LlmC(TokenFormat):
     name = "llm.c's token file"
     # tokenizer -> version, type, the token that documents begin with
-    KINDS: ClassVar[dict[str, tuple[int, str, int]]] = {"gpt-2": (1, "<u2", 50256), "llama-3": (7, "<u4", 128000)}
+    KINDS: ClassVar[dict[str, tuple[int, str, int]]] = {
+        "gpt-2": (1, "<u2", 50256),
+        "llama-3": (7, "<u4", 128000),
+    }
     BEGIN = 1024
 
     def files(self, path: Path) -> list[Path]:
@@ -259,13 +282,19 @@ class Numpy(TokenFormat):
         array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
         if array.dtype.kind not in "iu" or array.ndim not in (1, 2) or array.size == 0:
             shape = " x ".join(map(str, array.shape)) or "no axis"
-            raise ValueError(f"{path.name} holds {array.dtype} ({shape}), not whole numbers of one or two axes")
-        rest = path.stat().st_size - array.offset - array.nbytes if isinstance(array, np.memmap) else 0
+            raise ValueError(
+                f"{path.name} holds {array.dtype} ({shape}), not whole numbers of one or two axes"
+            )
+        rest = (
+            path.stat().st_size - array.offset - array.nbytes if isinstance(array, np.memmap) else 0
+        )
         if rest:
             wrong = f"{rest:,} bytes follow its array, such as another one that was saved into the same file"
             raise RefusedError(wrong, "save each array into a file of its own")
         if not array.flags.c_contiguous:
-            raise RefusedError("it is stored in Fortran's order", "save numpy.ascontiguousarray of it")
+            raise RefusedError(
+                "it is stored in Fortran's order", "save numpy.ascontiguousarray of it"
+            )
         return array
 
 
@@ -296,7 +325,10 @@ class Bare(TokenFormat):
             sign = token_headers.counts_its_rest(_mapped(path, dtype))
         if sign is not None:
             wrong = f"its ids are not {dtype.name}, or it has a header that is not known ({sign})"
-            raise RefusedError(wrong, "give the width that it was written with; or save the ids alone with numpy.save")
+            raise RefusedError(
+                wrong,
+                "give the width that it was written with; or save the ids alone with numpy.save",
+            )
         if int(ids.min()) < 0:
             raise ValueError(f"{path.name} has the id {int(ids.min()):,}")
 
@@ -309,7 +341,9 @@ class Bare(TokenFormat):
         listing = _olmo_listing(path)
         size = path.stat().st_size
         if listing is None and options.width is None:
-            raise ValueError(f"{path.name} has no header that is known, and nothing says how wide its ids are")
+            raise ValueError(
+                f"{path.name} has no header that is known, and nothing says how wide its ids are"
+            )
         if size == 0:
             raise ValueError(f"{path.name} is empty")
         if listing is None:
@@ -317,10 +351,14 @@ class Bare(TokenFormat):
         ends = _olmo_ends(listing, size)
         width = size // int(ends[-1])
         if width not in (1, 2, 4, 8) or width * int(ends[-1]) != size:
-            raise ValueError(f"{path.name} has {size:,} bytes, where {listing.name} has {int(ends[-1]):,} ids")
+            raise ValueError(
+                f"{path.name} has {size:,} bytes, where {listing.name} has {int(ends[-1]):,} ids"
+            )
         dtype = np.dtype(options.width or f"<u{width}").newbyteorder("<")
         if dtype.itemsize != width:
-            raise RefusedError(f"its ids have {width} bytes by {listing.name}", f"remove {options.width}")
+            raise RefusedError(
+                f"its ids have {width} bytes by {listing.name}", f"remove {options.width}"
+            )
         return dtype, ends
 
 
@@ -339,9 +377,13 @@ def _olmo_ends(listing: Path, most: int) -> np.ndarray:
                 begins = int(start)
                 last = int(end)
             except ValueError as error:
-                raise ValueError(f"line {len(ends)} of {listing.name} has no start and end") from error
+                raise ValueError(
+                    f"line {len(ends)} of {listing.name} has no start and end"
+                ) from error
             if begins != ends[-1] or not begins < last <= most:
-                raise ValueError(f"line {len(ends)} of {listing.name} does not follow the one before it")
+                raise ValueError(
+                    f"line {len(ends)} of {listing.name} does not follow the one before it"
+                )
             ends.append(last)
     if len(ends) == 1:
         raise ValueError(f"{listing.name} is empty")

@@ -82,7 +82,9 @@ _MAGIC: tuple[tuple[int, bytes, str], ...] = (
 _COUNTED_IN = 32  # bytes at the beginning in which a header's count is looked for
 _FEWEST = 64  # smaller counts are small numbers, as a file of few ids has them
 _HEADERS = (*range(4, 41), 64, 128, 256, 512, 1024, 2048, 4096)  # sizes that headers have
-_PICKLED = tuple(b"\x80" + bytes([version, operation]) for version in (2, 3) for operation in b"]}(cX")
+_PICKLED = tuple(
+    b"\x80" + bytes([version, operation]) for version in (2, 3) for operation in b"]}(cX"
+)
 _PRINTED = frozenset(range(32, 127)) | {9, 10, 13}  # bytes of plain text
 
 

@@ -22,7 +22,8 @@ from tape_ds.data.sources.token_table import TokenTable
 
 INDEX = "index.json"
 _LARGEST = 2**32  # bytes of a shard: its offsets have 32 bits
-_CODECS = {"zstd": "zstd", "gz": "gzip", "bz2": "bz2", "br": "brotli"}  # MDS's names, and those of Arrow
+# MDS's names, and those of Arrow
+_CODECS = {"zstd": "zstd", "gz": "gzip", "bz2": "bz2", "br": "brotli"}
 
 
 class _Shards(TokenFormat):
@@ -80,7 +81,9 @@ class Mds(_Shards):
         self._codec(path, shard)
         stored = shard["zip_data"] if _is_compressed(path, shard) else shard["raw_data"]
         if path.stat().st_size != stored["bytes"]:
-            raise ValueError(f"{path.name} has {path.stat().st_size:,} bytes, where {INDEX} has {stored['bytes']:,}")
+            raise ValueError(
+                f"{path.name} has {path.stat().st_size:,} bytes, where {INDEX} has {stored['bytes']:,}"
+            )
 
     def table(self, path: Path, options: TokenOptions) -> TokenTable:
         shard = _entry(path, self)
@@ -102,7 +105,9 @@ class Mds(_Shards):
                     at += 4
             if begin + length > end:
                 raise ValueError(f"row {row} of {path.name} is longer than its place")
-            rows.append(self._ids(data[begin : begin + length], shard["column_encodings"][number], options))
+            rows.append(
+                self._ids(data[begin : begin + length], shard["column_encodings"][number], options)
+            )
         return TokenTable.of_rows(rows)
 
     def _codec(self, path: Path, shard: dict[str, Any]) -> str | None:
@@ -110,29 +115,39 @@ class Mds(_Shards):
             return None
         codec = str(shard["compression"]).partition(":")[0]
         if codec not in _CODECS:
-            raise RefusedError(f"{path.name} is compressed with {codec}", "decompress it, or write it with zstd")
+            raise RefusedError(
+                f"{path.name} is compressed with {codec}", "decompress it, or write it with zstd"
+            )
         return _CODECS[codec]
 
     def _column(self, shard: dict[str, Any], options: TokenOptions) -> int:
         """Return the number of the column of ids."""
         if shard["format"] != "mds" or shard["version"] != 2:
-            raise ValueError(f"its shards are {shard['format']!r} of version {shard['version']}, not MDS of version 2")
+            raise ValueError(
+                f"its shards are {shard['format']!r} of version {shard['version']}, not MDS of version 2"
+            )
         names = shard["column_names"]
         encodings = shard["column_encodings"]
         known = [
-            name for name, kind in zip(names, encodings, strict=True) if kind.split(":")[0] in ("ndarray", "bytes")
+            name
+            for name, kind in zip(names, encodings, strict=True)
+            if kind.split(":")[0] in ("ndarray", "bytes")
         ]
         wanted = options.column
         if wanted is None and known:
             usual = [name for name in self.USUAL if name in known]
             wanted = (usual or known)[0]
             if len(usual) > 1 or (not usual and len(known) != 1):
-                raise RefusedError(f"its columns are {', '.join(names)}", "say which has the ids: column=NAME after #")
+                raise RefusedError(
+                    f"its columns are {', '.join(names)}",
+                    "say which has the ids: column=NAME after #",
+                )
         if wanted not in known:
             sought = f"no column {wanted!r}" if wanted else "no column"
             wrong = f"{sought} of arrays or bytes (columns: {', '.join(names)})"
             raise RefusedError(
-                wrong, "name a column of token ids; a column of texts is tokenised from jsonl: or parquet:"
+                wrong,
+                "name a column of token ids; a column of texts is tokenised from jsonl: or parquet:",
             )
         number: int = names.index(wanted)
         if encodings[number] == "bytes" and options.width is None:
@@ -191,7 +206,9 @@ class Litdata(_Shards):
 
     def entries(self, index: dict[str, Any]) -> list[tuple[list[str], dict[str, Any]]]:
         config = index["config"]
-        return [([str(chunk["filename"])], {**chunk, "config": config}) for chunk in index["chunks"]]
+        return [
+            ([str(chunk["filename"])], {**chunk, "config": config}) for chunk in index["chunks"]
+        ]
 
     def check(self, path: Path, options: TokenOptions) -> None:
         chunk = _entry(path, self)
@@ -217,7 +234,9 @@ class Litdata(_Shards):
             raise RefusedError("its chunks are encrypted", "write them without encryption")
         if config.get("compression_level") not in (None, "chunk"):
             wrong = f"its chunks are compressed by {config['compression_level']}"
-            raise RefusedError(wrong, "write them with compression_level='chunk', or without compression")
+            raise RefusedError(
+                wrong, "write them with compression_level='chunk', or without compression"
+            )
         formats = config["data_format"]
         kind, _, number = str(formats[0]).partition(":")
         types = {"no_header_tensor": self.TENSORS, "no_header_numpy": self.ARRAYS}.get(kind)

@@ -68,7 +68,9 @@ class TokenTable:
             begin = end
             row += 1
 
-    def _divided(self, begin: int, end: int, first: int, last: int, border: Border) -> Iterator[tuple[int, np.ndarray]]:
+    def _divided(
+        self, begin: int, end: int, first: int, last: int, border: Border
+    ) -> Iterator[tuple[int, np.ndarray]]:
         """Yield the documents of the row ``begin .. end`` that begin in ``first .. last``."""
         start: int | None = begin if begin >= first else None
         # a document that begins at `first` is known by the token before it

@@ -48,8 +48,21 @@ _DIGITS = 19  # of a number of 64 bits
 _ENDS = "end=eos (documents end with the tokenizer's EOS), end=ID, begin=ID or end=file (a file is one document)"
 # errors that a damaged file, or an index of other contents, raises
 _DAMAGED = (
-    *(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, EOFError),
-    *(zlib.error, tokenize.TokenError),  # of a damaged .csv.gz, of a header of numpy's that breaks off
+    *(
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        IndexError,
+        OverflowError,
+        EOFError,
+    ),
+    # of a damaged .csv.gz, of a header of numpy's that breaks off
+    *(
+        zlib.error,
+        tokenize.TokenError,
+    ),
 )
 
 
@@ -117,10 +130,17 @@ class TokenCorpus(TokenSource):
             remedy = f"write a width ({', '.join(WIDTHS)}), end=, begin= or column=, each once, joined by &"
             yield self.problem(f"{option!r} is no option of it", remedy)
         if "end" in self.named and "begin" in self.named:
-            yield self.problem("end and begin are given, and one of them divides documents", "remove one")
+            yield self.problem(
+                "end and begin are given, and one of them divides documents", "remove one"
+            )
         for name, words in {"end": ("eos", "file"), "begin": ()}.items():
             value = self.named.get(name)
-            is_id = value is not None and value.isascii() and value.isdecimal() and len(value) <= _DIGITS
+            is_id = (
+                value is not None
+                and value.isascii()
+                and value.isdecimal()
+                and len(value) <= _DIGITS
+            )
             if value is not None and value not in words and not is_id:
                 yield self.problem(f"{name}={value} is no token id", f"write {_ENDS}")
 
@@ -129,23 +149,32 @@ class TokenCorpus(TokenSource):
         for name, value in {"width": self.width, "column": self.named.get("column")}.items():
             if value is not None and name not in kind.takes:
                 wrong = f"{unit.name} is {kind.name}, which has no {name} to choose"
-                yield self.problem(wrong, f"remove {value if name == 'width' else f'column={value}'}")
+                yield self.problem(
+                    wrong, f"remove {value if name == 'width' else f'column={value}'}"
+                )
                 return
         if kind is _BARE and self.width is None and kind.files(unit.path) == [unit.path]:
-            wrong = f"{unit.name} has no header that is known, and nothing says how wide its ids are"
+            wrong = (
+                f"{unit.name} has no header that is known, and nothing says how wide its ids are"
+            )
             remedy = f"if it holds ids alone, write {self.kind}:{self.path}#uint16&end=eos, or uint32, as they are"
             yield self.problem(wrong, remedy)
             return
         try:
             kind.check(unit.path, self.options)
-            undivided = not kind.has_documents(unit.path) and not self.named.keys() & {"end", "begin"}
+            undivided = not kind.has_documents(unit.path) and not self.named.keys() & {
+                "end",
+                "begin",
+            }
             if undivided and kind.border(unit.path) is None:
                 wrong = f"{unit.name} is {kind.name}, and nothing says where documents end"
                 remedy = f"add {_ENDS}: {self.kind}:{self._with('end=eos')}"
                 if kind is _LLM_C:
                     wrong = f"{unit.name} is {kind.name}, and its first documents do not begin with its token"
                     whole = f"{self.kind}:{self._with('end=file')}"
-                    remedy = f"add begin=ID, the token that each begins with, or read it as one: {whole}"
+                    remedy = (
+                        f"add begin=ID, the token that each begins with, or read it as one: {whole}"
+                    )
                 yield self.problem(wrong, remedy)
         except _DAMAGED as error:
             yield self._unreadable(unit.name, error)
@@ -156,8 +185,14 @@ class TokenCorpus(TokenSource):
     def _unreadable(self, name: str, error: BaseException) -> Problem:
         if isinstance(error, RefusedError):
             return self.problem(f"{name}: {error}", error.remedy)
-        said = str(error) if isinstance(error, OSError | ValueError) else f"its header or index is damaged ({error!r})"
-        return self.problem(f"{name} cannot be read: {said}", "repair the file, or leave it out of the glob")
+        said = (
+            str(error)
+            if isinstance(error, OSError | ValueError)
+            else f"its header or index is damaged ({error!r})"
+        )
+        return self.problem(
+            f"{name} cannot be read: {said}", "repair the file, or leave it out of the glob"
+        )
 
     def units(self) -> list[Unit]:
         """Return all files in the order of their names; raise :class:`UserError` if there are none, or others."""
@@ -180,7 +215,11 @@ class TokenCorpus(TokenSource):
         names are the same wherever it is copied."""
         place = self.path
         if "://" in str(self.rest):
-            raise UserError(self.problem("token files are mapped into memory, and a URL cannot be", "copy them here"))
+            raise UserError(
+                self.problem(
+                    "token files are mapped into memory, and a URL cannot be", "copy them here"
+                )
+            )
         if os.path.exists(place):
             return [("" if place.is_dir() else place.name, place)]
         index = place.with_name(place.name + ".idx") if place.name else place
@@ -189,13 +228,18 @@ class TokenCorpus(TokenSource):
         root = next((parent for parent in place.parents if os.path.isdir(parent)), Path())
         below = str(place.relative_to(root))
         names = glob.glob(below, root_dir=root, recursive=True)
-        names += [] if names else glob.glob(f"{below}.idx", root_dir=root, recursive=True)  # prefixes of Megatron
+        # prefixes of Megatron
+        names += [] if names else glob.glob(f"{below}.idx", root_dir=root, recursive=True)
         names.sort()
         matches = [(name, root / name) for name in names]
-        files = [(name, path) for name, path in matches if path.is_file() or (path / INDEX).is_file()]
+        files = [
+            (name, path) for name, path in matches if path.is_file() or (path / INDEX).is_file()
+        ]
         if not files:
             wrong = "no file matches" if glob.has_magic(str(place)) else "no such file or folder"
-            raise UserError(self.problem(wrong, f"check the path; relative ones start at {Path.cwd()}"))
+            raise UserError(
+                self.problem(wrong, f"check the path; relative ones start at {Path.cwd()}")
+            )
         return files
 
     def _units_of(self, name: str, path: Path) -> Iterator[Unit]:
@@ -206,8 +250,14 @@ class TokenCorpus(TokenSource):
             for shard in kind.shards(path):
                 yield Unit(_joined(name, shard.relative_to(path).as_posix()), kind, shard)
         else:
-            files = sorted(file for file in path.iterdir() if file.suffix in (".ds", ".idx", ".bin", ".npy"))
-            units = [self._unit_of_file(_joined(name, file.name), file) for file in files if file.is_file()]
+            files = sorted(
+                file for file in path.iterdir() if file.suffix in (".ds", ".idx", ".bin", ".npy")
+            )
+            units = [
+                self._unit_of_file(_joined(name, file.name), file)
+                for file in files
+                if file.is_file()
+            ]
             kinds = sorted({unit.format.name for unit in units})
             if len(kinds) != 1:
                 wrong = f"a folder with token files of {len(kinds)} kinds ({', '.join(kinds)}), and without {INDEX}"
@@ -235,7 +285,9 @@ class TokenCorpus(TokenSource):
             return Unit(name, _DATATROVE, path)
         if _has_record(path):
             remedy = f"write {token_file.TokenFile.kind}:{path}"
-            raise UserError(self.problem(f"{name} is a file of tape-ds prepare-test-set, with a record", remedy))
+            raise UserError(
+                self.problem(f"{name} is a file of tape-ds prepare-test-set, with a record", remedy)
+            )
         if not path.is_file():
             raise ValueError("it is no file")
         with path.open("rb") as file:
@@ -317,7 +369,11 @@ class TokenCorpus(TokenSource):
                 yield (folder / INDEX).resolve()
 
     def identities(self, split: str) -> set[str]:
-        return {file.resolve().as_posix() for unit in self.units() for file in unit.format.files(unit.path)}
+        return {
+            file.resolve().as_posix()
+            for unit in self.units()
+            for file in unit.format.files(unit.path)
+        }
 
 
 def _has_record(path: Path) -> bool:
@@ -328,7 +384,9 @@ def _has_record(path: Path) -> bool:
 
 
 @lru_cache(maxsize=4)
-def _opened(kind: TokenFormat, path: Path, options: TokenOptions, state: tuple[int, ...]) -> TokenTable:
+def _opened(
+    kind: TokenFormat, path: Path, options: TokenOptions, state: tuple[int, ...]
+) -> TokenTable:
     """Return an opened file; ``state``, of its files, is only the cache's."""
     return kind.table(path, options)
 

@@ -47,17 +47,30 @@ def check(entries: Sequence[Entry], field: str) -> Iterator[Problem]:
     for entry in entries:
         if not isinstance(entry, Mapping):
             wrong = "no weight, and other sources have one"
-            yield Problem(field, entry, wrong, f"write {{source: {entry}, weight: NUMBER}}, or give none a weight")
+            yield Problem(
+                field,
+                entry,
+                wrong,
+                f"write {{source: {entry}, weight: NUMBER}}, or give none a weight",
+            )
             continue
         weight = entry.get("weight")
         if entry.keys() != {"source", "weight"} or not isinstance(entry["source"], str):
-            yield Problem(field, entry, "not a source with a weight", "write {source: SPEC, weight: NUMBER}")
-        elif not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 < weight < LARGEST:
+            yield Problem(
+                field, entry, "not a source with a weight", "write {source: SPEC, weight: NUMBER}"
+            )
+        elif (
+            not isinstance(weight, int | float)
+            or isinstance(weight, bool)
+            or not 0 < weight < LARGEST
+        ):
             remedy = "give a number such as 0.3; to read nothing of a source, remove it"
             yield Problem(field, entry, "its weight is not a number above 0", remedy)
     specs = specs_of(entries)
     for spec in dict.fromkeys(spec for spec in specs if specs.count(spec) > 1):
-        yield Problem(field, spec, "listed more than once", "give it once, with the sum of the weights")
+        yield Problem(
+            field, spec, "listed more than once", "give it once, with the sum of the weights"
+        )
 
 
 def check_steps(entries: Sequence[Entry], max_steps: int) -> Iterator[Problem]:

@@ -104,7 +104,9 @@ def check_llama_shaped(config: PreTrainedConfig) -> list[Problem]:
         differences.append(f"its activation is {config.hidden_act!r}, not 'silu'")
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type", "default") not in scaling.available():
-        differences.append(f"its rope_type is {rope['rope_type']!r}, not one of {', '.join(scaling.available())}")
+        differences.append(
+            f"its rope_type is {rope['rope_type']!r}, not one of {', '.join(scaling.available())}"
+        )
     if differences:
         remedies.append("use a Llama-shaped checkpoint")
     window = getattr(config, "sliding_window", None)
@@ -122,7 +124,9 @@ def check_llama_shaped(config: PreTrainedConfig) -> list[Problem]:
     if not differences:
         return []
     name = config.name_or_path or config.model_type
-    return [Problem("model", name, "not Llama-shaped: " + "; ".join(differences), "; ".join(remedies))]
+    return [
+        Problem("model", name, "not Llama-shaped: " + "; ".join(differences), "; ".join(remedies))
+    ]
 
 
 def has_tokenizer(folder: str | Path) -> bool:
@@ -158,7 +162,9 @@ def check_name(field: str, name: str, files: tuple[str, ...] = ()) -> Iterator[P
         elif files and not any((path / file).is_file() for file in files):
             yield _without(field, name, path, files)
     elif os.path.isfile(path):
-        yield Problem(field, name, "a file, not a model's folder", f"give its folder: {path.parent}")
+        yield Problem(
+            field, name, "a file, not a model's folder", f"give its folder: {path.parent}"
+        )
     elif not hub.is_id(name):
         close = did_you_mean(name, [SMOLLM2])
         if close.startswith("did"):
@@ -183,13 +189,20 @@ def check_gguf(field: str, name: str) -> list[Problem]:
 def _without(field: str, name: str, folder: Path, files: tuple[str, ...]) -> Problem:
     trained = f"{name.rstrip('/')}/{run_folder.TRAINED}"
     if (folder / run_folder.TRAINED / run_folder.RECORD).is_file():
-        partial = run_folder.check_whole(field, trained, folder / run_folder.TRAINED) if CONFIG in files else []
+        partial = (
+            run_folder.check_whole(field, trained, folder / run_folder.TRAINED)
+            if CONFIG in files
+            else []
+        )
         remedy = partial[0].remedy if partial else f"give what it trained: {trained}"
         return Problem(field, name, "a run's folder, not a model's", remedy)
     if CONFIG in files and (folder / weight_files.ADAPTER_CONFIG).is_file():
         remedy = f"make a whole model of it and its base, and give that: tape-ds merge {name} OUT"
         return Problem(field, name, "an adapter, not a whole model", remedy)
-    inner = [*folder.glob("*.gguf"), *(file.parent for pattern in _DEEPER for file in sorted(folder.glob(pattern)))]
+    inner = [
+        *folder.glob("*.gguf"),
+        *(file.parent for pattern in _DEEPER for file in sorted(folder.glob(pattern))),
+    ]
     remedy = "give a folder saved by save_pretrained"
     if inner:
         remedy = f"did you mean {inner[0]}?"

@@ -31,7 +31,14 @@ _COULD_NOT = "transformers could not load it"
 _UNDAMAGED = "take an earlier checkpoint, or fetch it again"
 _NOT_FINITE = f"{_UNDAMAGED}; a model in float16 may need --dtype float32 or bfloat16"
 _MEND = "mend the folder, or install what the error names"
-_SIZES = ("hidden_size", "intermediate_size", "vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+_SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "vocab_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+)
 _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _Required = Callable[["PreTrainedModel", Collection[str]], Iterable[str]]
 
@@ -67,14 +74,20 @@ def load_exact(kind: Any, source: str | Path, required: _Required = _all, **argu
     # not that of the links, which are gone
     model.config.name_or_path = str(source)
     model.name_or_path = str(source)
-    mismatched = [f"{name} {list(theirs)}, not {list(ours)}" for name, theirs, ours in info["mismatched_keys"]]
-    require_exact(str(source), required(model, info["missing_keys"]), info["unexpected_keys"], mismatched)
+    mismatched = [
+        f"{name} {list(theirs)}, not {list(ours)}" for name, theirs, ours in info["mismatched_keys"]
+    ]
+    require_exact(
+        str(source), required(model, info["missing_keys"]), info["unexpected_keys"], mismatched
+    )
     if getattr(model.config, "quantization_config", None) is None:
         _require_no_integers(model, source)
     return model
 
 
-def check_exact(kind: Any, source: str | Path, required: _Required = _all, **arguments: Any) -> None:
+def check_exact(
+    kind: Any, source: str | Path, required: _Required = _all, **arguments: Any
+) -> None:
     """Raise what :func:`load_exact` would raise about names and shapes; no weight is read, and no memory taken."""
     load_exact(kind, source, required, device_map={"": "meta"}, **arguments)
 
@@ -128,7 +141,11 @@ def check_sizes(source: str | Path, config: "PreTrainedConfig") -> list[Problem]
         if isinstance(value, int) and value > limit:
             wrong = f"config.json has {name} = {value:,}, and the weights are {len(headers):,} tensors of at most "
             wrong += f"{largest:,} numbers"
-            found.append(Problem("model", str(source), wrong, "give weights and configuration of the same model"))
+            found.append(
+                Problem(
+                    "model", str(source), wrong, "give weights and configuration of the same model"
+                )
+            )
     return found
 
 
@@ -136,7 +153,8 @@ def _size(config: "PreTrainedConfig", name: str) -> Any:
     """Return a size of a configuration, under transformers' standard name or the family's own."""
     try:
         return getattr(config, name, None)
-    except RuntimeError:  # layers differ in it, as in Gemma 4's head_dim: transformers gives none for all of them
+    except RuntimeError:
+        # layers differ in it, as in Gemma 4's head_dim: transformers gives none for all of them
         return config.to_dict().get(name)
 
 
@@ -148,7 +166,12 @@ def stored_dtype(source: str | Path, config: "PreTrainedConfig") -> "torch.dtype
     name = None
     if getattr(config, "quantization_config", None) is None:
         name = weight_files.stored_dtype(source)
-    named = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+    named = {
+        "F64": torch.float64,
+        "F32": torch.float32,
+        "BF16": torch.bfloat16,
+        "F16": torch.float16,
+    }
     if name is not None:
         return named[name]
     return config.dtype or torch.float32
@@ -219,17 +242,25 @@ def fill(model: _Model, tensors: Mapping[str, "Tensor"], source: str) -> _Model:
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items() if name not in tied}
     given = {name: tensor for name, tensor in tensors.items() if name not in tied}
     require_exact(source, shapes.keys() - given.keys(), given.keys() - shapes.keys(), ())
-    require_exact(source, (), (), [name for name, tensor in given.items() if tensor.shape != shapes[name]])
+    require_exact(
+        source, (), (), [name for name, tensor in given.items() if tensor.shape != shapes[name]]
+    )
     model.load_state_dict(given, strict=False, assign=True)
     model.tie_weights()
     return model.eval()
 
 
-def require_exact(source: str, missing: Iterable[str], unexpected: Iterable[str], mismatched: Iterable[Any]) -> None:
+def require_exact(
+    source: str, missing: Iterable[str], unexpected: Iterable[str], mismatched: Iterable[Any]
+) -> None:
     missing = list(missing)
     unexpected = list(unexpected)
     parts = []
-    for what, found in (("missing", missing), ("without a place", unexpected), ("of another shape", mismatched)):
+    for what, found in (
+        ("missing", missing),
+        ("without a place", unexpected),
+        ("of another shape", mismatched),
+    ):
         if names := sorted(map(str, found)):
             more = ""
             if len(names) > _SHOWN:
@@ -238,9 +269,8 @@ def require_exact(source: str, missing: Iterable[str], unexpected: Iterable[str]
     if parts:
         remedy = "give weights and configuration of the same model"
         if prefix := _added_prefix(set(missing), set(unexpected)):
-            remedy = (
-                f"save the model that is inside the wrapper: every name begins with {prefix!r}, which is not its own"
-            )
+            remedy = "save the model that is inside the wrapper: "
+            remedy += f"every name begins with {prefix!r}, which is not its own"
         raise UserError(Problem("model", source, "tensors " + "; ".join(parts), remedy))
 
 
@@ -250,4 +280,6 @@ def _added_prefix(missing: set[str], unexpected: set[str]) -> str:
     if first is None:
         return ""
     prefixes = [name.removesuffix(first) for name in unexpected if name.endswith(first)]
-    return next((prefix for prefix in prefixes if {prefix + name for name in missing} <= unexpected), "")
+    return next(
+        (prefix for prefix in prefixes if {prefix + name for name in missing} <= unexpected), ""
+    )

@@ -27,7 +27,17 @@ _NEEDED = ("block_count", "embedding_length", "attention.head_count")
 _AGAIN = "fetch the file again, or give the folder that it was made from"
 _FOLDER = "give the folder that the file was made from"
 _OUTSIDE = ("token_embd.weight", "output_norm.weight", "output.weight", DIVISORS)
-_INSIDE = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
+_INSIDE = (
+    "attn_norm",
+    "attn_q",
+    "attn_k",
+    "attn_v",
+    "attn_output",
+    "ffn_norm",
+    "ffn_gate",
+    "ffn_up",
+    "ffn_down",
+)
 _BIASED = ("attn_q.bias", "attn_k.bias", "attn_v.bias")
 _LAYERS = 4096
 _FORMS = {
@@ -65,7 +75,9 @@ class GgufHeader:
         value = self.fields.get(f"{self.architecture}.{key}")
         if isinstance(value, tuple):
             if len(set(value)) != 1:
-                raise self.error(f"its layers differ in {self.architecture}.{key}, which is not read from a GGUF file")
+                raise self.error(
+                    f"its layers differ in {self.architecture}.{key}, which is not read from a GGUF file"
+                )
             value = value[0]
         if value is None:
             return default
@@ -87,10 +99,16 @@ class GgufHeader:
         """Return complete ``rope_parameters``, and notes on keys that change nothing; UserError for a scaling that is
         not read."""
         prefix = f"{self.architecture}.rope."
-        values = {key.removeprefix(prefix): value for key, value in self.fields.items() if key.startswith(prefix)}
+        values = {
+            key.removeprefix(prefix): value
+            for key, value in self.fields.items()
+            if key.startswith(prefix)
+        }
         keys = llama_cpp_rope.Keys(values, self.divisors)
         try:
-            return llama_cpp_rope.to_parameters(keys, self.head_size, self.of_model("context_length"))
+            return llama_cpp_rope.to_parameters(
+                keys, self.head_size, self.of_model("context_length")
+            )
         except (ValueError, TypeError) as error:
             raise self.error(str(error)) from error
 
@@ -160,16 +178,22 @@ class GgufHeader:
         if "token_embd.weight" not in self.shapes:
             raise self.error("it has no token_embd.weight", _AGAIN)
         if experts := self.of_model("expert_count", 0):
-            raise self.error(f"it is a mixture of {experts} experts, which is not read from a GGUF file")
+            raise self.error(
+                f"it is a mixture of {experts} experts, which is not read from a GGUF file"
+            )
         rotated = self.of_model("rope.dimension_count", self.head_size)
         if rotated != self.head_size:
-            raise self.error(f"it rotates {rotated} of {self.head_size} columns of a head: no {self.architecture} does")
+            raise self.error(
+                f"it rotates {rotated} of {self.head_size} columns of a head: no {self.architecture} does"
+            )
         known = {*_OUTSIDE, *(f"{name}.weight" for name in _INSIDE)}
         known |= set(_BIASED) if self.architecture == "qwen2" else set()
         known |= set(_NORMED) if self.architecture == "qwen3" else set()
         others = sorted({re.sub(r"^blk\.\d+\.", "", name) for name in self.shapes} - known)
         if others:
-            raise self.error(f"it has tensors without a place in a {self.architecture}: {', '.join(others[:8])}")
+            raise self.error(
+                f"it has tensors without a place in a {self.architecture}: {', '.join(others[:8])}"
+            )
         if self.divisors is not None and self.architecture != llama_cpp_rope.LLAMA:
             raise self.error(f"it has {DIVISORS}, which llama.cpp reads for a Llama alone")
 
@@ -188,7 +212,9 @@ def _read(path: Path, changed: int, size: int) -> GgufHeader:
         with path.open("rb") as opened:
             return _Walk(opened, size).header(str(path))
     except (ValueError, KeyError, struct.error) as error:
-        remedy = "fetch the file again, or give another GGUF file of a model that transformers knows"
+        remedy = (
+            "fetch the file again, or give another GGUF file of a model that transformers knows"
+        )
         wrong = f"could not be read ({library_errors.words(error)})"
         raise UserError(Problem("model", str(path), wrong, remedy)) from error
 
@@ -229,7 +255,9 @@ class _Walk:
             kind, offset, numbers = max(places.values(), key=lambda place: place[1])
             block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
             if start + offset + numbers // block * block_bytes > self.size:
-                raise ValueError(f"it ends after {self.size:,} bytes, before the last of its tensors does")
+                raise ValueError(
+                    f"it ends after {self.size:,} bytes, before the last of its tensors does"
+                )
 
         architecture = fields.get("general.architecture")
         if not isinstance(architecture, str):

@@ -74,12 +74,16 @@ def config(name: str) -> Fetched:
             return Fetched(why_not="offline by HF_HUB_OFFLINE")
         # hf_hub_download alone repeats for minutes what is not answered
         get_hf_file_metadata(hf_hub_url(repository, CONFIG, revision=revision), timeout=SECONDS)
-        return Fetched(Path(hf_hub_download(repository, CONFIG, revision=revision, etag_timeout=SECONDS)))
+        return Fetched(
+            Path(hf_hub_download(repository, CONFIG, revision=revision, etag_timeout=SECONDS))
+        )
     except errors.HFValidationError as error:
         wrong = f"not a name that the hub allows ({error})"
         remedy = "give a folder, or a hub id (owner/name)"
     except errors.GatedRepoError:
-        return Fetched(why_not="gated: accept its licence on the hub and log in, `hf auth login`, before the run")
+        return Fetched(
+            why_not="gated: accept its licence on the hub and log in, `hf auth login`, before the run"
+        )
     except errors.RepositoryNotFoundError:
         wrong = "neither on the hub nor a folder here"
         remedy = "check its name (owner/name); if private: hf auth login"
@@ -94,7 +98,9 @@ def config(name: str) -> Fetched:
     except errors.HfHubHTTPError as error:
         return Fetched(why_not=f"the hub answers {error.response.status_code}")
     except (errors.HTTPError, OSError, ValueError) as error:
-        return Fetched(why_not=f"offline, or the hub cannot be reached ({' '.join(str(error).split())[:200]})")
+        return Fetched(
+            why_not=f"offline, or the hub cannot be reached ({' '.join(str(error).split())[:200]})"
+        )
     return Fetched(problem=Problem("model", name, wrong, remedy))
 
 
@@ -105,7 +111,9 @@ def download(name: str, *, with_weights: bool = True) -> Path:
 
     repository, revision = split(name)
     # offline, huggingface_hub 1 else asks for the list of a commit's files
-    fetch = functools.partial(snapshot_download, repository, local_files_only=constants.HF_HUB_OFFLINE)
+    fetch = functools.partial(
+        snapshot_download, repository, local_files_only=constants.HF_HUB_OFFLINE
+    )
     try:
         folder = Path(fetch(revision=revision, allow_patterns=list(_SMALL)))
         if with_weights:
@@ -121,5 +129,7 @@ def download(name: str, *, with_weights: bool = True) -> Path:
     except (OSError, ValueError, HTTPError) as error:
         reason = " ".join(str(error).split())[:300]
         remedy = "give a folder, or a hub id (owner/name, owner/name@revision) that can be reached"
-        raise UserError(Problem("model", name, f"no such folder, and not reachable ({reason})", remedy)) from error
+        raise UserError(
+            Problem("model", name, f"no such folder, and not reachable ({reason})", remedy)
+        ) from error
     return folder

@@ -19,7 +19,11 @@ def read(file: Path, field: str, value: Any) -> dict[str, Any]:
     """
     if not file.is_file():
         wrong = "is a pipe or a device" if file.exists() else "is not there"
-        raise UserError(Problem(field, value, f"{file.name} {wrong}", "give the whole folder, as it was published"))
+        raise UserError(
+            Problem(
+                field, value, f"{file.name} {wrong}", "give the whole folder, as it was published"
+            )
+        )
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
@@ -31,7 +35,9 @@ def read(file: Path, field: str, value: Any) -> dict[str, Any]:
         raise UserError(Problem(field, value, wrong, f"{remedy} ({file})")) from error
     if names := _not_numbers(content):
         wrong = f"{file.name} has NaN, which is no number, as {', '.join(names)}"
-        raise UserError(Problem(field, value, wrong, "take the file from where the model was published"))
+        raise UserError(
+            Problem(field, value, wrong, "take the file from where the model was published")
+        )
     return content
 
 
@@ -58,7 +64,11 @@ def how_to_repair(error: Exception) -> str:
 def _not_numbers(value: Any, name: str = "") -> list[str]:
     """Return the names of all NaNs, nested ones with dots."""
     if isinstance(value, dict):
-        return [each for key, inner in value.items() for each in _not_numbers(inner, f"{name}.{key}".lstrip("."))]
+        return [
+            each
+            for key, inner in value.items()
+            for each in _not_numbers(inner, f"{name}.{key}".lstrip("."))
+        ]
     if isinstance(value, list):
         return [each for inner in value for each in _not_numbers(inner, name)]
     if isinstance(value, float) and math.isnan(value):

@@ -25,10 +25,24 @@ RUN_CODE = "read the code, and give --trust_remote_code to run it"
 _PACKAGE = Path(__file__).resolve().parents[2]
 _SHOWN = 600
 """Characters of a library's own words."""
-_OF_THE_MACHINE = ("torch.OutOfMemoryError", "torch.AcceleratorError", "torch.distributed.DistError")
-_SIMPLE = ("UserError", "ValueError", "OSError", "RuntimeError", "Exception", "SafetensorError", "TemplateError")
+_OF_THE_MACHINE = (
+    "torch.OutOfMemoryError",
+    "torch.AcceleratorError",
+    "torch.distributed.DistError",
+)
+_SIMPLE = (
+    "UserError",
+    "ValueError",
+    "OSError",
+    "RuntimeError",
+    "Exception",
+    "SafetensorError",
+    "TemplateError",
+)
 """Types whose name adds nothing to their words."""
-_WHOLE_NUMBER = re.compile(r"Field '(\w+)' expected int, got (?:float|str) \(value: '?(\d+)(?:\.0*)?'?\)")
+_WHOLE_NUMBER = re.compile(
+    r"Field '(\w+)' expected int, got (?:float|str) \(value: '?(\d+)(?:\.0*)?'?\)"
+)
 """transformers' message for a length of 12288.0, as LLaMA-Factory wrote it with transformers 4."""
 
 
@@ -81,17 +95,26 @@ def words(error: BaseException) -> str:
 
 
 def _problems(
-    error: Exception, wrong: str, field: str, value: Any, remedy: str, trust_remote_code: bool | None
+    error: Exception,
+    wrong: str,
+    field: str,
+    value: Any,
+    remedy: str,
+    trust_remote_code: bool | None,
 ) -> list[Problem]:
     if pointers := paths.check_fetched(field, paths.of(str(value))):
         return pointers
     reason = words(error)
     if isinstance(error, pickle.UnpicklingError):
-        wrong = f"{wrong}: it holds more than tensors, or is damaged; nothing in it was run ({reason})"
+        wrong = (
+            f"{wrong}: it holds more than tensors, or is damaged; nothing in it was run ({reason})"
+        )
         return [Problem(field, value, wrong, TENSORS_ALONE)]
     if "trust_remote_code" in reason:
         allowed = remedy if trust_remote_code is None else RUN_CODE
-        return [Problem(field, value, f"{wrong} without running the code that comes with it", allowed)]
+        return [
+            Problem(field, value, f"{wrong} without running the code that comes with it", allowed)
+        ]
     if number := _WHOLE_NUMBER.search(reason):
         remedy = f'write it as a whole number into config.json: "{number[1]}": {number[2]}'
     return [Problem(field, value, f"{wrong} ({reason})", remedy)]

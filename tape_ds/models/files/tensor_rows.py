@@ -71,7 +71,9 @@ class StoredRows:
                 self._headers |= headers
                 found = {name: header.shape for name, header in headers.items()}
             else:
-                found = {name: tuple(tensor.shape) for name, tensor in self._torchs_own(file).items()}
+                found = {
+                    name: tuple(tensor.shape) for name, tensor in self._torchs_own(file).items()
+                }
             self._shapes |= found
             self._files |= dict.fromkeys(found, file)
 
@@ -97,7 +99,9 @@ class StoredRows:
             last = shape[0] if last is None else last
             shape = (last - first, *shape[1:])
         rows = torch.empty(shape, dtype=_DTYPES[header.dtype])
-        begin = weight_files.beginnings_of(file)[name] + first * math.prod(shape[1:]) * rows.itemsize
+        begin = (
+            weight_files.beginnings_of(file)[name] + first * math.prod(shape[1:]) * rows.itemsize
+        )
         left = bytes_of(rows)
         with file.open("rb", buffering=0) as opened_file:
             opened_file.seek(begin)

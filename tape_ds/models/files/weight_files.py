@@ -53,8 +53,12 @@ def read(file: Path, field: str = "model") -> dict[str, "Tensor"]:
     with library_errors.as_message("could not be read", field, str(file), READ_AGAIN):
         # torch's older format cannot be mapped
         mapped = zipfile.is_zipfile(file)
-        tensors: dict[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
-    if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
+        tensors: dict[str, Tensor] = torch.load(
+            file, map_location="cpu", weights_only=True, mmap=mapped
+        )
+    if not isinstance(tensors, dict) or not all(
+        isinstance(tensor, torch.Tensor) for tensor in tensors.values()
+    ):
         wrong = "could not be read: it holds something else than tensors by their names"
         raise UserError(Problem(field, str(file), wrong, TENSORS_ALONE))
     return tensors
@@ -68,7 +72,12 @@ def check_file(file: Path, field: str = "model") -> list[Problem]:
         return [Problem(field, str(file), "holds no tensor", READ_AGAIN)]
     except (SafetensorError, OSError) as error:
         return [
-            Problem(field, str(file), f"could not be read as safetensors ({library_errors.words(error)})", READ_AGAIN)
+            Problem(
+                field,
+                str(file),
+                f"could not be read as safetensors ({library_errors.words(error)})",
+                READ_AGAIN,
+            )
         ]
 
 
@@ -100,9 +109,15 @@ def check_folder(folder: str | Path, field: str = "model") -> list[Problem]:
         elif not (folder / name).is_file():
             missing.append(name)
     if missing:
-        problems.append(Problem(field, str(index), f"weights are missing: {', '.join(missing)}", _WHOLE_FOLDER))
+        problems.append(
+            Problem(field, str(index), f"weights are missing: {', '.join(missing)}", _WHOLE_FOLDER)
+        )
     if not (there or problems):
-        return [Problem(field, str(folder), "no weights in it", f"give a folder with {WHOLE}, or its shards")]
+        return [
+            Problem(
+                field, str(folder), "no weights in it", f"give a folder with {WHOLE}, or its shards"
+            )
+        ]
 
     for file in there:
         if safe:
@@ -119,11 +134,15 @@ def check_alone(folder: Path, field: str = "model") -> list[Problem]:
     """Refuse an adapter beside whole weights: they are either its base or what it was merged into, and loaders disagree
     on whether it is put on."""
     wholes = [name for whole in (WHOLE, PICKLED) for name in (whole, f"{whole}.index.json")]
-    if not (folder / ADAPTER_CONFIG).is_file() or not any((folder / name).is_file() for name in wholes):
+    if not (folder / ADAPTER_CONFIG).is_file() or not any(
+        (folder / name).is_file() for name in wholes
+    ):
         return []
     wrong = f"it holds a whole model's weights and an adapter ({ADAPTER_CONFIG}): either may be what is meant"
     remedy = "if the adapter was merged into them (merge_and_unload), move adapter_config.json and adapter_model.* to "
-    remedy += "another folder; if not, give the adapter's files a folder of their own, and give that"
+    remedy += (
+        "another folder; if not, give the adapter's files a folder of their own, and give that"
+    )
     return [Problem(field, str(folder), wrong, remedy)]
 
 
@@ -188,16 +207,31 @@ def check_adapter(folder: str | Path, field: str = "model") -> list[Problem]:
     if file.is_file():
         problems = check_file(file, field)
     elif pickled.is_file():
-        problems = [] if _is_torch_file(pickled) else [Problem(field, str(pickled), _NOT_TORCH, READ_AGAIN)]
+        problems = (
+            []
+            if _is_torch_file(pickled)
+            else [Problem(field, str(pickled), _NOT_TORCH, READ_AGAIN)]
+        )
     else:
-        problems = [Problem(field, str(folder), f"there is no {ADAPTER} in it", "give the whole folder of the adapter")]
+        problems = [
+            Problem(
+                field,
+                str(folder),
+                f"there is no {ADAPTER} in it",
+                "give the whole folder of the adapter",
+            )
+        ]
     config = folder / ADAPTER_CONFIG
     code = None
     with collecting(problems):
         code = json_file.read(config, field, str(config)).get("megatron_config")
     if code:
         wrong = "its megatron_config has a module imported that it names"
-        problems.append(Problem(field, str(config), wrong, "save the adapter from a model without Megatron's layers"))
+        problems.append(
+            Problem(
+                field, str(config), wrong, "save the adapter from a model without Megatron's layers"
+            )
+        )
     return problems
 
 
@@ -273,7 +307,9 @@ def _read_header(file: Path, version: tuple[int, ...]) -> _FileHeader:
         (length,) = struct.unpack("<Q", opened.read(8))
         entries = json.loads(opened.read(length))
     entries.pop("__metadata__", None)
-    tensors = {name: Header(tuple(entry["shape"]), entry["dtype"]) for name, entry in entries.items()}
+    tensors = {
+        name: Header(tuple(entry["shape"]), entry["dtype"]) for name, entry in entries.items()
+    }
     first = 8 + length
     beginnings = {name: first + entry["data_offsets"][0] for name, entry in entries.items()}
     return _FileHeader(tensors, beginnings)

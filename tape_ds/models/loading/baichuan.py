@@ -34,7 +34,14 @@ _SIZES = (
     "max_position_embeddings",
     "rms_norm_eps",
 )
-_OPTIONAL = ("hidden_act", "initializer_range", "bos_token_id", "eos_token_id", "pad_token_id", "use_cache")
+_OPTIONAL = (
+    "hidden_act",
+    "initializer_range",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "use_cache",
+)
 _TOKENIZER = ("add_bos_token", "add_eos_token", "bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -59,7 +66,8 @@ def llama_config(content: Mapping[str, Any], source: str) -> LlamaConfig:
         raise UserError(Problem("model", source, f"not a Baichuan2-7B: {reason}", remedy))
     return LlamaConfig(
         **{name: content[name] for name in (*_SIZES, *_OPTIONAL) if content.get(name) is not None},
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},  # fixed in its code, no field
+        # fixed in its code, no field
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         tie_word_embeddings=False,
         dtype=content.get("dtype", content.get("torch_dtype")),
     )
@@ -67,15 +75,24 @@ def llama_config(content: Mapping[str, Any], source: str) -> LlamaConfig:
 
 def convert(source: Path, folder: Path) -> None:
     """Write the Llama of a published folder: weights of the same dtype, configuration, tokenizer."""
-    config = llama_config(json.loads((source / "config.json").read_text(encoding="utf-8")), str(source))
+    config = llama_config(
+        json.loads((source / "config.json").read_text(encoding="utf-8")), str(source)
+    )
     sentencepiece = source / "tokenizer.model"
     settings = source / "tokenizer_config.json"
     if not sentencepiece.is_file():
-        raise UserError(Problem("model", str(source), "it has no tokenizer.model", "give the whole published folder"))
+        raise UserError(
+            Problem(
+                "model", str(source), "it has no tokenizer.model", "give the whole published folder"
+            )
+        )
     # without the class, which is code of the folder
     given = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
     chosen = {name: given[name] for name in _TOKENIZER if given.get(name) is not None}
-    chosen = {name: token["content"] if isinstance(token, dict) else token for name, token in chosen.items()}
+    chosen = {
+        name: token["content"] if isinstance(token, dict) else token
+        for name, token in chosen.items()
+    }
     tokenizer = sentencepiece_tokenizer.load(sentencepiece, **chosen)
 
     raise_if_any(weight_files.check_folder(source))
@@ -86,7 +103,9 @@ def convert(source: Path, folder: Path) -> None:
     for name in list(tensors):
         tensor = tensors.pop(name)  # no weight is held twice
         if name.endswith(".self_attn.W_pack.weight"):
-            require_exact(str(source), (), (), [] if tensor.shape[0] == 3 * tensor.shape[1] else [name])
+            require_exact(
+                str(source), (), (), [] if tensor.shape[0] == 3 * tensor.shape[1] else [name]
+            )
             for part, rows_DD in zip("qkv", tensor.chunk(3), strict=True):
                 converted[name.replace("W_pack", f"{part}_proj")] = rows_DD.clone()
         elif name == "lm_head.weight":

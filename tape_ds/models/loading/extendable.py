@@ -35,7 +35,9 @@ _OF_TORCH = (None, "eager", "sdpa", "flex_attention")
 """Attention that transformers computes by itself; for other names it looks for code on the hub."""
 
 
-def read(source: str | Path, *, trust_remote_code: bool | None = None, **hub_arguments: Any) -> PreTrainedConfig:
+def read(
+    source: str | Path, *, trust_remote_code: bool | None = None, **hub_arguments: Any
+) -> PreTrainedConfig:
     """Return the configuration of a folder or hub id; a Baichuan2-7B's is that of the Llama it becomes, a GPT-J's has
     the RoPE parameters that transformers' own lacks.
 
@@ -52,11 +54,15 @@ def read(source: str | Path, *, trust_remote_code: bool | None = None, **hub_arg
         content, _ = PreTrainedConfig.get_config_dict(source, **hub_arguments)
         if content.get("model_type") == BAICHUAN:
             return baichuan.llama_config(content, str(source))
-        config = AutoConfig.from_pretrained(source, trust_remote_code=bool(trust_remote_code), **hub_arguments)
+        config = AutoConfig.from_pretrained(
+            source, trust_remote_code=bool(trust_remote_code), **hub_arguments
+        )
     config = decoder_configuration.filled_in(gptj.with_rope(config))
     if config.dtype is not None and not getattr(config.dtype, "is_floating_point", False):
         wrong = f"its config.json has dtype = {config.dtype}, and weights are numbers with a point"
-        raise UserError(Problem("model", str(source), wrong, "write the dtype of its files into config.json"))
+        raise UserError(
+            Problem("model", str(source), wrong, "write the dtype of its files into config.json")
+        )
     if has_llamas_names(config):
         rope = trained_rope.read(content, str(source))
         config.rope_parameters = rope.stated
@@ -104,16 +110,19 @@ def _replace_what_cannot_be(config: PreTrainedConfig, source: str) -> None:
             config.pad_token_id = None
             text.pad_token_id = None
         except StrictDataclassFieldValidationError as error:
-            wrong = (
-                f"its pad_token_id {padding:,} has none of the {rows:,} rows, and {type(text).__name__} takes no null"
-            )
+            wrong = f"its pad_token_id {padding:,} has none of the {rows:,} rows, "
+            wrong += f"and {type(text).__name__} takes no null"
             remedy = "give pad_token_id in its config.json as a token that no text has"
             raise UserError(Problem("model", source, wrong, remedy)) from error
-        say_once(f"{source}: pad_token_id {padding:,} has none of the {rows:,} rows: no token is taken for padding")
+        say_once(
+            f"{source}: pad_token_id {padding:,} has none of the {rows:,} rows: no token is taken for padding"
+        )
     attention = config._attn_implementation
     if attention not in _OF_TORCH:
         config._attn_implementation = None
-        say_once(f"{source}: config.json names the attention {attention}: transformers' own is computed instead")
+        say_once(
+            f"{source}: config.json names the attention {attention}: transformers' own is computed instead"
+        )
 
 
 @functools.cache

@@ -30,7 +30,9 @@ _GGUF_FORMAT = 2
 _ELSEWHERE = "or set XDG_CACHE_HOME or HF_HOME to a place with room: models that were unpacked are kept below it"
 
 
-def resolve(name_or_path: str, models: str | Path | None = None, *, with_weights: bool = True) -> str:
+def resolve(
+    name_or_path: str, models: str | Path | None = None, *, with_weights: bool = True
+) -> str:
     """Return the folder of a model: a hub id is downloaded, a GGUF file unpacked, a Baichuan2-7B converted.
 
     Args:
@@ -63,7 +65,9 @@ def resolve(name_or_path: str, models: str | Path | None = None, *, with_weights
     source = Path(find_folder(name_or_path))
     # named after the source's files: a changed source is converted again
     stamp = _stamp(sorted(file for pattern in baichuan.FILES for file in source.glob(pattern)))
-    name = "--".join(source.absolute().parts[-1:] if source == Path(name_or_path) else name_or_path.split("/"))
+    name = "--".join(
+        source.absolute().parts[-1:] if source == Path(name_or_path) else name_or_path.split("/")
+    )
     build = partial(baichuan.convert, source)
     return str(building.folder(models, f"{name}-llama-{stamp}", build, "model", _ELSEWHERE))
 
@@ -74,8 +78,14 @@ def find_folder(name_or_path: str, *, with_weights: bool = True) -> str | Path:
         raise_if_any(paths.check_fetched("model", name_or_path))
         return name_or_path
     # runs/x is a folder of ours, which the hub takes half a minute to deny
-    if name_or_path.startswith("runs/") or Path(name_or_path).exists() or not re.fullmatch(hub.ID, name_or_path):
-        remedy = "give a folder, a hub id (owner/name or owner/name@revision), a .gguf file, or smollm2"
+    if (
+        name_or_path.startswith("runs/")
+        or Path(name_or_path).exists()
+        or not re.fullmatch(hub.ID, name_or_path)
+    ):
+        remedy = (
+            "give a folder, a hub id (owner/name or owner/name@revision), a .gguf file, or smollm2"
+        )
         raise UserError(Problem("model", name_or_path, "no such folder", remedy))
     return hub.download(name_or_path, with_weights=with_weights)
 

@@ -74,7 +74,10 @@ class _Variant(NamedTuple):
 
 
 _RANK = {"rank": "position_size"}
-_BUCKETS = {"buckets": "relative_attention_num_buckets", "max_distance": "relative_attention_max_distance"}
+_BUCKETS = {
+    "buckets": "relative_attention_num_buckets",
+    "max_distance": "relative_attention_max_distance",
+}
 _SCALE = {"attention_update": "scale"}
 """Its ``post_attention_linear`` acts as the sums of its rows."""
 _VARIANTS = {
@@ -97,7 +100,9 @@ _VARIANTS = {
 }
 
 
-def from_reference(state_dict: Mapping[str, Tensor], config: Mapping[str, Any], variant: str) -> TapeForCausalLM:
+def from_reference(
+    state_dict: Mapping[str, Tensor], config: Mapping[str, Any], variant: str
+) -> TapeForCausalLM:
     """Return the model of weights of the published TAPE code (VITA-Group/TAPE, ``models/llama/<variant>.py``).
 
     Args:
@@ -112,26 +117,42 @@ def from_reference(state_dict: Mapping[str, Tensor], config: Mapping[str, Any], 
     every layer, which is not reproduced.
     """
     if variant not in _VARIANTS:
-        raise UserError(Problem("variant", variant, "unknown", f"one of: {', '.join(sorted(_VARIANTS))}"))
+        raise UserError(
+            Problem("variant", variant, "unknown", f"one of: {', '.join(sorted(_VARIANTS))}")
+        )
     kind = _VARIANTS[variant]
     needed = {*_SIZES, *kind.fields.values(), *([WINDOW] if kind.yarn else [])}
     remedy = "give the configuration that was saved with these weights"
-    raise_if_any([Problem(f"config.{name}", None, "missing", remedy) for name in sorted(needed - config.keys())])
+    raise_if_any(
+        [
+            Problem(f"config.{name}", None, "missing", remedy)
+            for name in sorted(needed - config.keys())
+        ]
+    )
     sizes = {name: config[name] for name in (*_SIZES, *_OPTIONAL) if name in config}
     table = state_dict.get("model.embed_tokens.weight")
     if table is not None and len(table) != sizes["vocab_size"]:
         named = sizes["vocab_size"]
         sizes["vocab_size"] = len(table)
-        logger.warning("the weights have %s rows, config.vocab_size is %s: %s are used", len(table), named, len(table))
+        logger.warning(
+            "the weights have %s rows, config.vocab_size is %s: %s are used",
+            len(table),
+            named,
+            len(table),
+        )
 
     options = {**kind.options, **{own: config[field] for own, field in kind.fields.items()}}
     if kind.has_threshold:
-        names = [f"model.layers.{layer}{_THRESHOLD}" for layer in range(config["num_hidden_layers"])]
+        names = [
+            f"model.layers.{layer}{_THRESHOLD}" for layer in range(config["num_hidden_layers"])
+        ]
         require_exact(variant, [name for name in names if name not in state_dict], (), ())
         thresholds = {float(state_dict[name]) for name in names}
         if len(thresholds) > 1:
             remedy = "only one threshold for all layers can be expressed"
-            raise UserError(Problem(_THRESHOLD, sorted(thresholds), "differs between layers", remedy))
+            raise UserError(
+                Problem(_THRESHOLD, sorted(thresholds), "differs between layers", remedy)
+            )
         options["threshold"] = thresholds.pop()
 
     given = config.get("rope_scaling")
@@ -148,11 +169,18 @@ def from_reference(state_dict: Mapping[str, Tensor], config: Mapping[str, Any], 
     elif given and (kind.is_tape or given.get("type") == "linear"):
         rope = {"rope_type": "linear", "factor": float(given["factor"])}
     elif given:
-        remedy = "only linear scaling is reproduced; load without it and set rope_parameters of our own"
+        remedy = (
+            "only linear scaling is reproduced; load without it and set rope_parameters of our own"
+        )
         raise UserError(Problem("config.rope_scaling", given, "not reproduced", remedy))
     rope["rope_theta"] = theta if kind.is_tape or kind.yarn else 10_000.0
 
-    ours = TapeConfig(position_encoding=kind.encoding, position_options=options or None, rope_parameters=rope, **sizes)
+    ours = TapeConfig(
+        position_encoding=kind.encoding,
+        position_options=options or None,
+        rope_parameters=rope,
+        **sizes,
+    )
     with torch.device("meta"):
         model = TapeForCausalLM(ours)
     return fill(model, _renamed(state_dict, ours), variant)
@@ -171,8 +199,14 @@ def _renamed(state_dict: Mapping[str, Tensor], config: TapeConfig) -> dict[str, 
                 tensor.double(), frequencies, rtol=1e-2, atol=0
             )
             if not alike:
-                remedy = "give the rope_theta of these weights; trained frequencies cannot be loaded"
-                raise UserError(Problem(name, tensor.tolist(), "not the frequencies of config.rope_theta", remedy))
+                remedy = (
+                    "give the rope_theta of these weights; trained frequencies cannot be loaded"
+                )
+                raise UserError(
+                    Problem(
+                        name, tensor.tolist(), "not the frequencies of config.rope_theta", remedy
+                    )
+                )
             continue
         dead = name.startswith(last) and (".pe." in name or ".post_attention_linear" in name)
         if dead or name.endswith((*_TABLES, _THRESHOLD)):

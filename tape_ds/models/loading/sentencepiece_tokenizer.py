@@ -37,7 +37,9 @@ def load(file: Path, **settings: Any) -> PreTrainedTokenizerFast:
         model = SentencePieceExtractor(str(file)).proto
     except (OSError, DecodeError) as error:
         remedy = "give the tokenizer.model that sentencepiece wrote"
-        raise UserError(Problem("tokenizer", str(file), f"no sentencepiece model ({error})", remedy)) from error
+        raise UserError(
+            Problem("tokenizer", str(file), f"no sentencepiece model ({error})", remedy)
+        ) from error
     trained = model.trainer_spec
     normaliser = model.normalizer_spec
     wrong = ""
@@ -67,7 +69,9 @@ def load(file: Path, **settings: Any) -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.Sequence(decoding)
     # A piece with spaces in it is found in the normalised text, where they are ▁.
     own = [piece.piece for piece in model.pieces if piece.type == _USER]
-    tokenizer.add_tokens([AddedToken(piece, normalized=_SPACE in piece, special=False) for piece in own])
+    tokenizer.add_tokens(
+        [AddedToken(piece, normalized=_SPACE in piece, special=False) for piece in own]
+    )
 
     ids = {"unk_token": trained.unk_id, "bos_token": trained.bos_id, "eos_token": trained.eos_id}
     special = {name: model.pieces[number].piece for name, number in ids.items() if number >= 0}

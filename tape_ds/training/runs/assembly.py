@@ -146,7 +146,9 @@ def _require_own_folder(run: Run) -> None:
     if rank_sync.rank == 0:
         found = earlier_run.look(output)
         if not is_auto and resumed is None:
-            problems = earlier_run.check_new_start(found, start_anew=recipe.safety.start_anew, trains=recipe.trains)
+            problems = earlier_run.check_new_start(
+                found, start_anew=recipe.safety.start_anew, trains=recipe.trains
+            )
         elif is_auto and earlier_run.is_finished(found, run.identity):
             ended = f"{output}: finished already, at step {found.step_of(FINISHED)}"
         else:
@@ -162,7 +164,9 @@ def _require_own_folder(run: Run) -> None:
 
 def lock(output: Path, rank_sync: RankSync) -> None:
     """Be the only job in the run's folder, and remove what a killed job left half done there."""
-    raise_if_any(rank_sync.first(run_lock.refuse(output, others_only=True) if rank_sync.rank == 0 else []))
+    raise_if_any(
+        rank_sync.first(run_lock.refuse(output, others_only=True) if rank_sync.rank == 0 else [])
+    )
     problems: list[Problem] = []
     try:
         run_lock.RunLock(output, rank_sync.rank).acquire()
@@ -177,7 +181,11 @@ def lock(output: Path, rank_sync: RankSync) -> None:
 
 def from_all_ranks(own: list[Problem], rank_sync: RankSync) -> list[Problem]:
     """Return the problems of all ranks, each once: a rank that refused alone would leave the others waiting for it."""
-    return list({str(problem): problem for problems in rank_sync.objects(own) for problem in problems}.values())
+    return list(
+        {
+            str(problem): problem for problems in rank_sync.objects(own) for problem in problems
+        }.values()
+    )
 
 
 def _require_same_run(run: Run, resumed: load.Resumed) -> None:
@@ -189,10 +197,16 @@ def _require_same_run(run: Run, resumed: load.Resumed) -> None:
     if any(difference.name.startswith("data") for difference in found):
         # checkpoints of older versions know large files by their time of change
         with dated_identities():
-            dated = identity.differences(saved, {**run.identity, **identity.of_data(run.fingerprints())})
+            dated = identity.differences(
+                saved, {**run.identity, **identity.of_data(run.fingerprints())}
+            )
         if not any(difference.name.startswith("data") for difference in dated):
             found = dated
-    raise_if_any(from_all_ranks(identity.problems(resumed.folder, found, recipe.safety.resume_anyway), rank_sync))
+    raise_if_any(
+        from_all_ranks(
+            identity.problems(resumed.folder, found, recipe.safety.resume_anyway), rank_sync
+        )
+    )
     same = all(difference.name == identity.COMMIT for difference in found)
     ended = rank_sync.first(read(run.output / FINISHED) if same else None)
     if recipe.trainer_value("resume_from_checkpoint") == load.AUTO and ended is not None:

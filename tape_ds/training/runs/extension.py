@@ -79,7 +79,14 @@ class Extension(Run):
         sequences: Any = []
         if recipe.trains:
             sequences = training_sequences(recipe, tokenizer, bad_rows)
-        return replace(self, held_out=held_out, prompts=prompts, ruler=ruler, sequences=sequences, bad_rows=bad_rows)
+        return replace(
+            self,
+            held_out=held_out,
+            prompts=prompts,
+            ruler=ruler,
+            sequences=sequences,
+            bad_rows=bad_rows,
+        )
 
     def load_model(self) -> extendable.Model:
         arguments = self.arguments
@@ -110,7 +117,9 @@ class Extension(Run):
         if not method.distill:
             return None
         config = model_config.as_it_is(base.config, self.recipe.model.attention_backend)
-        model = extendable.load(base.folder, config, dtype=weights_dtype(self.arguments, trains=False))
+        model = extendable.load(
+            base.folder, config, dtype=weights_dtype(self.arguments, trains=False)
+        )
         return Teacher(model.to(self.arguments.device), base.length, method.distill_weight)
 
     @property
@@ -120,7 +129,9 @@ class Extension(Run):
     @property
     def rope_parameters(self) -> dict[str, Any]:
         """``rope_parameters`` of the model that is trained, as this project names them."""
-        return trained_rope.extended(self.base.rope, self.recipe.rope_parameters, self.recipe.model.target_length)
+        return trained_rope.extended(
+            self.base.rope, self.recipe.rope_parameters, self.recipe.model.target_length
+        )
 
     @property
     def variants(self) -> dict[str, dict[str, Any] | None]:
@@ -148,7 +159,9 @@ class Extension(Run):
         if not self.recipe.method.chosen.grouped:
             return None
         group_tokens = self.recipe.method.group_tokens
-        return shifted_groups.attention_span(self.recipe.window, group_tokens, self.config.num_attention_heads)
+        return shifted_groups.attention_span(
+            self.recipe.window, group_tokens, self.config.num_attention_heads
+        )
 
     def outline(self) -> dict[str, str]:
         recipe = self.recipe
@@ -192,7 +205,11 @@ class Extension(Run):
                 # before the model itself: the trained model comes last in tables
                 after = {f"{trained}, {WITHOUT_UPDATES}": WITHOUT_UPDATES, **made}
             show = partial(tables.print_loss_by_position, native_length=native)
-            callbacks.append(loss_by_position(self.held_out, span, self.variants, after, self.output / SCORES, show))
+            callbacks.append(
+                loss_by_position(
+                    self.held_out, span, self.variants, after, self.output / SCORES, show
+                )
+            )
         for asked in self.retrievals:
             if asked.questions:
                 callbacks.append(asked.around(self.tokenizer, self.variants, made))
@@ -213,7 +230,9 @@ class Extension(Run):
         losses_of = {}
         if self.held_out:
             for variant, by_document in read_scores(self.output / SCORES).items():
-                losses_of[variant] = {name: losses.to_dict() for name, losses in by_document.items()}
+                losses_of[variant] = {
+                    name: losses.to_dict() for name, losses in by_document.items()
+                }
         passkeys, ruler = self.retrievals
         return {
             "native_length": self.base.length,
@@ -227,10 +246,14 @@ class Extension(Run):
         native = self.base.length
         scores = read_scores(self.output / SCORES) if self.held_out else {}
         if scores:
-            merged = {variant: SpanLosses.merge(parts.values()) for variant, parts in scores.items()}
+            merged = {
+                variant: SpanLosses.merge(parts.values()) for variant, parts in scores.items()
+            }
             # the differences are from the model that training began with
             start = next((name for name in reversed(self.variants) if name in merged), None)
-            plots.loss_by_position(merged, self.output / RESULTS / "loss_by_position.png", native, start)
+            plots.loss_by_position(
+                merged, self.output / RESULTS / "loss_by_position.png", native, start
+            )
             tables.print_loss_by_position(scores, native)
         for asked in self.retrievals:
             if asked.questions:
@@ -257,7 +280,11 @@ def training_sequences(
     if data.append_eos:
         if tokenizer.eos_token_id is None:
             wrong = "the model's tokenizer has no EOS token"
-            raise UserError(Problem("append_eos", True, wrong, "remove it; borders are kept in document_ids anyway"))
+            raise UserError(
+                Problem(
+                    "append_eos", True, wrong, "remove it; borders are kept in document_ids anyway"
+                )
+            )
         end = int(tokenizer.eos_token_id)
 
     def sequences_of(specs: list[str], seed: int) -> TrainingSequences | RetrievalSequences:
@@ -269,7 +296,9 @@ def training_sequences(
             form = RetrievalForm(data.window, pose, data.packing == "single", data.attend_across)
             writer = writer_of(source, tokenizer, cache, bad_rows, end)
             return RetrievalSequences(source, writer, form, samples=samples, seed=seed)
-        found = select(specs, tokenizer, "train", cache, data.min_document_tokens, data.max_documents, bad_rows)
+        found = select(
+            specs, tokenizer, "train", cache, data.min_document_tokens, data.max_documents, bad_rows
+        )
         origin = str(found)
         if data.min_document_tokens > 1:
             origin += f", none below {data.min_document_tokens:,}"
@@ -306,7 +335,9 @@ def held_out_documents(
         for row in scored_rows([spec], tokenizer, cache, bad_rows):
             if len(row["input_ids"]) < length:
                 wrong = f"{row['name']} has {len(row['input_ids'])} tokens, fewer than eval_length = {length}"
-                problems.append(Problem("eval_data", spec, wrong, "name longer documents, or lower eval_length"))
+                problems.append(
+                    Problem("eval_data", spec, wrong, "name longer documents, or lower eval_length")
+                )
                 continue
             name = row["name"]
             # two specs may each have a document of this name

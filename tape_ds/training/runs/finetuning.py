@@ -119,7 +119,9 @@ class Finetuning(Run):
         decides = {}
         if isinstance(recipe, ChatRecipe):
             # the model's own template, or the recipe's
-            decides["chat_template"] = hashlib.sha256(tokenizer.get_chat_template().encode()).hexdigest()
+            decides["chat_template"] = hashlib.sha256(
+                tokenizer.get_chat_template().encode()
+            ).hexdigest()
         config = model_config.finetuned(recipe, base.config)
         return cls(recipe=recipe, base=base, config=config, tokenizer=tokenizer, identity=decides)
 
@@ -162,7 +164,9 @@ class Finetuning(Run):
         rope = self.base.rope
         limit = int(reached)
         wrong = f"{beyond:,} of {len(lengths):,} {self.TEXTS} are longer than the model's native length, {limit:,} "
-        wrong += f"tokens (the longest: {int(lengths.max()):,}), and its RoPE has no scaling for them"
+        wrong += (
+            f"tokens (the longest: {int(lengths.max()):,}), and its RoPE has no scaling for them"
+        )
         remedy = f"extend the model first (tape-ds extend), or --max_tokens {limit}, or --force to train as it is"
         if rope.window is None:  # config.json does not decide it
             wrong += f", unless its {scaling.described(rope.parameters)} begins there"
@@ -215,7 +219,9 @@ class Finetuning(Run):
     @property
     def retrieval(self) -> Retrieval:
         """RULER's questions, which may be none."""
-        return Retrieval(RULER, self.ruler, self.output / RESULTS / "ruler.json", tables.print_ruler)
+        return Retrieval(
+            RULER, self.ruler, self.output / RESULTS / "ruler.json", tables.print_ruler
+        )
 
     def figures(self) -> dict[str, Any]:
         """Return the loss on held-out answers, what was cut, and the tokens that were read, padding left out."""
@@ -234,7 +240,9 @@ class Finetuning(Run):
         found = read_scores(self.output / SCORES) if self.asked else {}
         template = "{0.nll:.3f} nats per token, {0.foreseen:.1%} of {0.targets:,} tokens foreseen"
         if found:
-            tables.print_rows({f"answers {when}": template.format(loss) for when, loss in found.items()})
+            tables.print_rows(
+                {f"answers {when}": template.format(loss) for when, loss in found.items()}
+            )
         if self.ruler:
             self.retrieval.show(self.retrieval.read())
 
@@ -243,7 +251,9 @@ def reach(base: BaseModel, config: Config) -> float:
     """Return the tokens of a text that a base model, used as ``config``, has rotary angles for; infinite for another
     encoding, or RoPE that is scaled by the text's length."""
     rope = config.rope_parameters or {}
-    if getattr(config, "position_encoding", model_config.PLAIN) != model_config.PLAIN or scaling.is_dynamic(rope):
+    if getattr(
+        config, "position_encoding", model_config.PLAIN
+    ) != model_config.PLAIN or scaling.is_dynamic(rope):
         return math.inf
     return base.rope.reach
 
@@ -259,7 +269,9 @@ class ScrollsTuning(Finetuning):
             splits.append(HELD_OUT)
         prints = {}
         for split in splits:
-            prints[f"scrolls:{data.dataset}/{split}"] = examples.fingerprint(data.dataset, split, data.data_dir)
+            prints[f"scrolls:{data.dataset}/{split}"] = examples.fingerprint(
+                data.dataset, split, data.data_dir
+            )
         return prints
 
     def tokenise(self, day: date) -> tuple[Self, Dataset, np.ndarray]:
@@ -271,7 +283,9 @@ class ScrollsTuning(Finetuning):
             data.dataset,
             data_dir=data.data_dir,
             tokenizer=tokenizer,
-            form=scrolls_sequences.SequenceForm(data.max_tokens, data.answer_tokens, data.reference_format),
+            form=scrolls_sequences.SequenceForm(
+                data.max_tokens, data.answer_tokens, data.reference_format
+            ),
             cache_dir=paths.data_cache(data.data_cache),
             bad_rows=self.bad_rows,
         )
@@ -317,7 +331,9 @@ class ChatTuning(Finetuning):
         cache = paths.data_cache(data.data_cache)
         other = None
         if data.eval_examples and data.eval_data:
-            other = chat_sequences.rendered(data.eval_data, tokenizer, "heldout", cache, day, bad_rows)
+            other = chat_sequences.rendered(
+                data.eval_data, tokenizer, "heldout", cache, day, bad_rows
+            )
         stored = chat_sequences.rendered(data.train_data, tokenizer, "train", cache, day, bad_rows)
         # a function of these two alone: a resumed run never holds out a conversation that it was trained on
         aside = spread(len(stored), math.floor(len(stored) * data.eval_share))
@@ -325,13 +341,19 @@ class ChatTuning(Finetuning):
         train = chat_sequences.choose(stored, rest, data.max_tokens, data.too_long)
         if len(train.numbers) == 0:
             remedy = "raise it, or give other data"
-            raise UserError(Problem("max_tokens", data.max_tokens, f"no conversation is left: {train.cut}", remedy))
+            raise UserError(
+                Problem(
+                    "max_tokens", data.max_tokens, f"no conversation is left: {train.cut}", remedy
+                )
+            )
 
         cut = {"train": train.cut}
         asked = []
         chosen = None
         if other is not None:
-            chosen = chat_sequences.choose(other, np.arange(len(other)), data.max_tokens, data.too_long)
+            chosen = chat_sequences.choose(
+                other, np.arange(len(other)), data.max_tokens, data.too_long
+            )
         elif data.eval_examples and data.eval_share:
             chosen = chat_sequences.choose(stored, aside, data.max_tokens, data.too_long)
         if chosen is not None:
@@ -339,7 +361,9 @@ class ChatTuning(Finetuning):
             if len(chosen.numbers) == 0:
                 name = "eval_data" if data.eval_data else "eval_share"
                 wrong = f"no held-out conversation is left to be scored: {chosen.cut}"
-                raise UserError(Problem(name, getattr(data, name), wrong, "hold out more, or eval_examples: 0"))
+                raise UserError(
+                    Problem(name, getattr(data, name), wrong, "hold out more, or eval_examples: 0")
+                )
             for conversation in chosen.spread(data.eval_examples):
                 for ids, targets in chat_sequences.answers(conversation):
                     asked.append(Prompt(torch.tensor(ids[None]), targets))
@@ -355,7 +379,9 @@ class ChatTuning(Finetuning):
             "end of an answer": note,
         }
         if template.is_dated(tokenizer):
-            notes["date"] = f"{day:%d %B %Y} wherever the chat template asks for today's, also after a resume"
+            notes["date"] = (
+                f"{day:%d %B %Y} wherever the chat template asks for today's, also after a resume"
+            )
             decides[identity.DATE] = day.isoformat()
         unread = sorted(chat_sequences.counted(stored, "unread"))
         if unread:
@@ -380,7 +406,9 @@ def _ends(stored: Dataset, tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[in
     if not counts[-1]:
         return tokens, f"{named}; the trained model stops there"
     first = next(row for row in stored if -1 in row["ends"])
-    learnt = tokenizer.decode([first["input_ids"][place] for place in np.flatnonzero(first["targets"])[-8:]])
+    learnt = tokenizer.decode(
+        [first["input_ids"][place] for place in np.flatnonzero(first["targets"])[-8:]]
+    )
     wrong = f"{counts[-1]:,} of {counts.total():,} answers have no special token at the end of what is learnt "
     wrong += f"(as {learnt!r})"
     if named:

@@ -19,8 +19,8 @@ from tape_ds.data.generated.sequences import GeneratedSequences
 from tape_ds.data.generated.task import GeneratedSample, Test, tokenizer_of
 from tape_ds.distributed.distributed_map import distributed_map
 from tape_ds.errors import raise_if_any
+from tape_ds.models.changed_positions import evaluated_at
 from tape_ds.models.configuration import TapeConfig
-from tape_ds.models.llama import evaluated_at
 from tape_ds.run_folder import RESULTS
 from tape_ds.scoring import exact_match, tables
 from tape_ds.scoring.exact_match import AnswerCount
@@ -84,7 +84,11 @@ class GeneratedRun(Run):
 
     @property
     def file(self) -> Path:
-        return self.output / RESULTS / ("exact_match.json" if self.is_arithmetic else "addressing.json")
+        return (
+            self.output
+            / RESULTS
+            / ("exact_match.json" if self.is_arithmetic else "addressing.json")
+        )
 
     def scoring(self) -> list[TrainerCallback]:
         tests, each = self.recipe.tests
@@ -100,7 +104,9 @@ class GeneratedRun(Run):
                 asked = list(group)
                 samples = [sample for _, some in asked for sample in some]
                 with evaluated_at(bare(model), length):
-                    right = iter(exact_match.judge(bare(model), vocabulary, samples, each=distributed_map))
+                    right = iter(
+                        exact_match.judge(bare(model), vocabulary, samples, each=distributed_map)
+                    )
                 found |= {test: [next(right) for _ in some] for test, some in asked}
             return self.scores([(test, found[test]) for test, _ in self.held_out])
 
@@ -120,7 +126,11 @@ class GeneratedRun(Run):
             by_longest.setdefault(max(test.size), []).extend(map(all, some))
         scores = {}
         for longest, right in sorted(by_longest.items()):
-            scores[str(longest)] = {"correct": sum(right), "answers": len(right), "share": sum(right) / len(right)}
+            scores[str(longest)] = {
+                "correct": sum(right),
+                "answers": len(right),
+                "share": sum(right) / len(right),
+            }
         return scores
 
     def figures(self) -> dict[str, Any]:
@@ -141,7 +151,8 @@ class GeneratedRun(Run):
         rows = {}
         if "exact_match" in figures:
             shares = {
-                f"exact match, longest {size}": score for size, score in figures["exact_match"]["by_longest"].items()
+                f"exact match, longest {size}": score
+                for size, score in figures["exact_match"]["by_longest"].items()
             }
             shares["exact match, all trained lengths"] = figures["exact_match"]["all"]
             for name, score in shares.items():

@@ -61,7 +61,9 @@ class Pretraining(Run):
         bad_rows = BadRows(recipe.data.skip.bad_rows)
         held_out, left_out = held_out_documents(recipe, tokenizer, bad_rows)
         sequences = training_sequences(recipe, tokenizer, bad_rows)
-        return replace(self, held_out=held_out, left_out=left_out, sequences=sequences, bad_rows=bad_rows)
+        return replace(
+            self, held_out=held_out, left_out=left_out, sequences=sequences, bad_rows=bad_rows
+        )
 
     def outline(self) -> dict[str, str]:
         data = self.recipe.data
@@ -97,7 +99,10 @@ class Pretraining(Run):
         listed = ", ".join(f"{length:,}" for length in lengths)
 
         def measure(model: Any) -> dict[int, Any]:
-            return {length: found.to_dict() for length, found in perplexities(model, self.held_out, lengths).items()}
+            return {
+                length: found.to_dict()
+                for length, found in perplexities(model, self.held_out, lengths).items()
+            }
 
         announcement = f"scoring {len(self.held_out)} held-out documents at lengths {listed}"
         return [ScoredAfter(announcement, measure, self.output / SCORES)]
@@ -118,11 +123,15 @@ def training_sequences(
     cache = paths.data_cache(data.data_cache)
     samples = sample_count(recipe, sequences=0)
 
-    def sequences_of(specs: list[str], seed: int) -> TrainingSequences | StreamedSequences | RetrievalSequences:
+    def sequences_of(
+        specs: list[str], seed: int
+    ) -> TrainingSequences | StreamedSequences | RetrievalSequences:
         source = generated.only_one(specs)
         if source is not None:
             writer = writer_of(source, tokenizer, cache, bad_rows)
-            return RetrievalSequences(source, writer, RetrievalForm(data.window), samples=samples, seed=seed)
+            return RetrievalSequences(
+                source, writer, RetrievalForm(data.window), samples=samples, seed=seed
+            )
         if data.streaming:
             return StreamedSequences(
                 specs,
@@ -167,5 +176,12 @@ def held_out_documents(
     if not documents:
         wrong = f"no document has {longest} tokens, the longest of eval_lengths "
         wrong += f"(the longest document has {longest_document})"
-        raise UserError(Problem("eval_data", recipe.data.eval_data, wrong, "name longer documents or shorter lengths"))
+        raise UserError(
+            Problem(
+                "eval_data",
+                recipe.data.eval_data,
+                wrong,
+                "name longer documents or shorter lengths",
+            )
+        )
     return documents, left_out

@@ -12,7 +12,15 @@ from tape_ds.cli.evaluate import generate
 def gpt2(base, tmp_path_factory):
     """A folder with a model that has a table of 32 positions."""
     folder = tmp_path_factory.mktemp("gpt2")
-    config = GPT2Config(n_embd=16, n_layer=1, n_head=2, n_positions=32, vocab_size=61, bos_token_id=1, eos_token_id=2)
+    config = GPT2Config(
+        n_embd=16,
+        n_layer=1,
+        n_head=2,
+        n_positions=32,
+        vocab_size=61,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
     GPT2LMHeadModel(config).save_pretrained(folder)
     AutoTokenizer.from_pretrained(base).save_pretrained(folder)
     return folder
@@ -20,7 +28,10 @@ def gpt2(base, tmp_path_factory):
 
 def expected(folder, prompt, count=8):
     """The most likely words, by a plain loop."""
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(folder),
+        AutoTokenizer.from_pretrained(folder),
+    )
     ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
     start = ids.shape[1]
     with torch.no_grad():
@@ -57,7 +68,10 @@ def test_a_template_that_fails_is_a_mistake(base, tmp_path, capfd):
     tokenizer.save_pretrained(tmp_path)
     assert generate.main([str(base), "--chat", "--tokenizer", str(tmp_path), "--prompt", "w9"]) == 2
     said = capfd.readouterr().err
-    assert "--chat = True: the tokenizer's chat template does not render it (roles must alternate)" in said
+    assert (
+        "--chat = True: the tokenizer's chat template does not render it (roles must alternate)"
+        in said
+    )
     assert "Traceback" not in said
 
 
@@ -79,7 +93,8 @@ def test_all_problems_are_in_one_message(base, monkeypatch, capfd):
 
 
 @pytest.mark.parametrize(
-    ("words", "wrong"), [(["w7", "--chat"], "no chat template"), (["w7 \udcff"], "is not UTF-8"), ([" "], "no text")]
+    ("words", "wrong"),
+    [(["w7", "--chat"], "no chat template"), (["w7 \udcff"], "is not UTF-8"), ([" "], "no text")],
 )
 def test_refusals(base, words, wrong, capfd):
     assert generate.main([str(base), "--prompt", *words]) == 2
@@ -93,7 +108,10 @@ def test_a_token_without_a_row_is_refused(base, tmp_path, capfd):
     tokenizer.save_pretrained(tmp_path)
     words = [str(base), "--tokenizer", str(tmp_path), "--max_new_tokens", "2", "--prompt"]
     assert generate.main([*words, "w7 extra w9"]) == 2
-    assert "--prompt = 'w7 extra w9': it has 'extra' (token 61), and the model has 61 rows" in capfd.readouterr().err
+    assert (
+        "--prompt = 'w7 extra w9': it has 'extra' (token 61), and the model has 61 rows"
+        in capfd.readouterr().err
+    )
     assert generate.main([*words, "w7 w9"]) == 0
 
 
@@ -109,6 +127,8 @@ def test_a_template_that_fails_is_a_message(base, tmp_path, capfd):
 def test_an_eos_that_the_tokenizer_appends_is_removed(base):
     tokenizer = AutoTokenizer.from_pretrained(base)
     ends = [(tokenizer.eos_token, tokenizer.eos_token_id)]
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"$A {ends[0][0]}", special_tokens=ends)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"$A {ends[0][0]}", special_tokens=ends
+    )
     assert tokenizer("w7 w8")["input_ids"] == [7, 8, tokenizer.eos_token_id]
     assert generate.ids_of("w7 w8", tokenizer, chat=False) == [7, 8]

@@ -22,7 +22,13 @@ from tape_ds.scoring.language_model import HarnessModel
 from tests.evaluation import local_tasks
 from tests.evaluation.test_models import found
 
-TEXTS = ["w5 w6 w7 w8 w9 w40", "w50 w51", "w5 w6 w7", "w30 w31 w32 w33 w34 w35 w36 w37 w38 w39", "w5 w6 w7 w8"]
+TEXTS = [
+    "w5 w6 w7 w8 w9 w40",
+    "w50 w51",
+    "w5 w6 w7",
+    "w30 w31 w32 w33 w34 w35 w36 w37 w38 w39",
+    "w5 w6 w7 w8",
+]
 ANSWERS = [" w41", " w42", " w43 w44 w45"]
 PAIRS = [(text, answer) for text in TEXTS for answer in ANSWERS] + [("", " w9 w8")]
 GREEDY = {"until": ["w7"], "max_gen_toks": 9, "do_sample": False}
@@ -33,19 +39,28 @@ def harness_model(folder, *words, **reading):
 
 
 def requests(kind, *arguments):
-    return [Instance(kind, {}, each, number, ("task", number, 1)) for number, each in enumerate(arguments)]
+    return [
+        Instance(kind, {}, each, number, ("task", number, 1))
+        for number, each in enumerate(arguments)
+    ]
 
 
 def ask(lm):
     """What a model gives to one set of requests of each kind."""
     scores = lm.loglikelihood(requests("loglikelihood", *PAIRS), disable_tqdm=True)
-    rolling = lm.loglikelihood_rolling(requests("loglikelihood_rolling", (" ".join(TEXTS * 3),)), disable_tqdm=True)
-    texts = lm.generate_until(requests("generate_until", *((text, GREEDY) for text in TEXTS)), disable_tqdm=True)
+    rolling = lm.loglikelihood_rolling(
+        requests("loglikelihood_rolling", (" ".join(TEXTS * 3),)), disable_tqdm=True
+    )
+    texts = lm.generate_until(
+        requests("generate_until", *((text, GREEDY) for text in TEXTS)), disable_tqdm=True
+    )
     return scores, rolling, texts
 
 
 def close(mine, others):
-    assert [score for score, _ in mine[0]] == pytest.approx([score for score, _ in others[0]], abs=1e-5)
+    assert [score for score, _ in mine[0]] == pytest.approx(
+        [score for score, _ in others[0]], abs=1e-5
+    )
     assert [greedy for _, greedy in mine[0]] == [greedy for _, greedy in others[0]]
     assert mine[1] == pytest.approx(others[1], abs=1e-4)
     assert mine[2] == others[2]
@@ -59,7 +74,9 @@ def plain(base):
 def test_numbers_are_those_of_lm_evals_own_model(base, plain):
     theirs = HFLM(pretrained=str(base), device="cpu", dtype="float32")
     close(plain, ask(theirs))
-    assert len({round(score, 4) for score, _ in plain[0]}) > 10 and any(len(text) > 5 for text in plain[2])
+    assert len({round(score, 4) for score, _ in plain[0]}) > 10 and any(
+        len(text) > 5 for text in plain[2]
+    )
 
 
 @pytest.mark.parametrize("size", [4, "auto"])
@@ -72,12 +89,16 @@ def test_a_trained_run_has_the_numbers_of_lm_evals_own_class(run, size, monkeypa
     monkeypatch.setattr(language_model, "CHUNK", 2)
     folder = str(run())
     model = found(folder)
-    theirs = HFLM(pretrained=model.load(), tokenizer=model.tokenizer(), max_length=model.native_length)
+    theirs = HFLM(
+        pretrained=model.load(), tokenizer=model.tokenizer(), max_length=model.native_length
+    )
     close(ask(harness_model(folder, batch_size=size)), ask(theirs))
 
 
 def test_angles_are_those_of_the_evaluation_s_length(run):
-    folder = str(run("rope", rope_parameters={"rope_type": "default", "rope_theta": 1e4}, trained=("norm",)))
+    folder = str(
+        run("rope", rope_parameters={"rope_type": "default", "rope_theta": 1e4}, trained=("norm",))
+    )
     scaled = found(folder, "--rope_scaling", "yarn")
     ours = ask(harness_model(folder, "--rope_scaling", "yarn", max_length=512))
     model = scaled.load()
@@ -112,9 +133,14 @@ def test_dynamic_scaling_is_refused_in_batches(base, tmp_path):
         ("loglikelihood", ("w5", ""), None, "an empty answer"),
     ],
 )
-def test_unanswerable_requests_are_refused_before_the_first_answer(base, monkeypatch, kind, asked, truncate, wrong):
+def test_unanswerable_requests_are_refused_before_the_first_answer(
+    base, monkeypatch, kind, asked, truncate, wrong
+):
     lm = harness_model(base, truncate=truncate, max_length=8)
-    lm.tasks = {"fine": SimpleNamespace(instances=[]), "wrong": SimpleNamespace(instances=requests(kind, asked))}
+    lm.tasks = {
+        "fine": SimpleNamespace(instances=[]),
+        "wrong": SimpleNamespace(instances=requests(kind, asked)),
+    }
     monkeypatch.setattr(lm, "_model_call", lambda *given: pytest.fail("nothing is asked"))
     with pytest.raises(UserError, match=wrong):
         lm.loglikelihood(requests("loglikelihood", ("w5", " w6")), True)
@@ -126,7 +152,9 @@ def test_what_is_cut_is_counted(base):
     cut, whole = lm.loglikelihood(requests("loglikelihood", long, short), True)
     assert lm.cut == {"requests": 1, "tokens": 4}
     free = harness_model(base)
-    assert free.loglikelihood(requests("loglikelihood", ("w34 w35 w36 w37 w38 w39", ANSWERS[2]), short), True) == [
+    assert free.loglikelihood(
+        requests("loglikelihood", ("w34 w35 w36 w37 w38 w39", ANSWERS[2]), short), True
+    ) == [
         pytest.approx(cut, abs=1e-5),
         pytest.approx(whole, abs=1e-5),
     ]
@@ -137,7 +165,9 @@ def test_an_eos_that_the_tokenizer_appends_is_removed_and_one_of_the_text_stays(
     folder = shutil.copytree(base, tmp_path / "ending")
     tokenizer = AutoTokenizer.from_pretrained(base)
     end = (tokenizer.eos_token, tokenizer.eos_token_id)
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"$A {end[0]}", special_tokens=[end])
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"$A {end[0]}", special_tokens=[end]
+    )
     tokenizer.save_pretrained(folder)
     ending = harness_model(folder)
     assert ending.tokenizer("w5 w6")["input_ids"][-1] == end[1]
@@ -160,7 +190,9 @@ def beginning_with(folder, base, *tokens):
 
 
 def rolling(lm, *texts):
-    return lm.loglikelihood_rolling(requests("loglikelihood_rolling", *((text,) for text in texts)), disable_tqdm=True)
+    return lm.loglikelihood_rolling(
+        requests("loglikelihood_rolling", *((text,) for text in texts)), disable_tqdm=True
+    )
 
 
 def direct(model, ids, scored):
@@ -179,7 +211,9 @@ def test_a_text_begins_with_one_bos_that_is_not_scored(base, tmp_path, size):
     torch.nn.init.zeros_(lm.model.get_output_embeddings().weight)
     bits = -math.log2(lm.model.config.vocab_size)
     theirs = HFLM(pretrained=lm.model, tokenizer=lm.tokenizer)
-    assert [each / math.log(2) for each in rolling(lm, "w5 w6", "w7")] == pytest.approx([2 * bits, bits], rel=1e-6)
+    assert [each / math.log(2) for each in rolling(lm, "w5 w6", "w7")] == pytest.approx(
+        [2 * bits, bits], rel=1e-6
+    )
     assert rolling(theirs, "w5 w6")[0] / math.log(2) == pytest.approx(3 * bits, rel=1e-6)
 
 
@@ -191,7 +225,9 @@ def test_a_text_that_is_scored_whole_is_tokenised_once(base, plain, monkeypatch)
     encoded = []
     real = lm.tokenizer.encode
     monkeypatch.setattr(
-        lm.tokenizer, "encode", lambda string, **kwargs: encoded.append(string) or real(string, **kwargs)
+        lm.tokenizer,
+        "encode",
+        lambda string, **kwargs: encoded.append(string) or real(string, **kwargs),
     )
     assert rolling(lm, text) == plain[1] and encoded == [text]
     assert rolling(lm, text) == plain[1] and encoded == [text, text]
@@ -208,7 +244,12 @@ def test_rolling_scores_are_those_of_the_model_in_every_window(base, plain, tmp_
     several = harness_model(beginning_with(tmp_path / "two", base, "w3", "w1"), max_length=4)
     expected = direct(several.model, [3, 1, 5, 6, 7], 3) + direct(several.model, [7, 8, 9, 4], 3)
     assert rolling(several, text) == pytest.approx([expected], abs=1e-5)
-    scored = [each for each, _ in lm.loglikelihood(requests("loglikelihood", ("", " w9 w8")), disable_tqdm=True)]
+    scored = [
+        each
+        for each, _ in lm.loglikelihood(
+            requests("loglikelihood", ("", " w9 w8")), disable_tqdm=True
+        )
+    ]
     assert scored == pytest.approx([direct(lm.model, [1, 9, 8], 2)], abs=1e-5)
     assert rolling(harness_model(base), " ".join(TEXTS * 3)) == plain[1]
 
@@ -235,29 +276,47 @@ def hub(tmp_path_factory):
     (root / "own").mkdir()
     (root / "own" / "write.yaml").write_text(WRITE.format(root / "write.jsonl"))
     (root / "own" / "text.yaml").write_text(TEXT.format(root / "write.jsonl"))
-    return root, [root / "own", *local_tasks.write_tasks(root / "tasks"), local_tasks.OURS / "table9"]
+    return root, [
+        root / "own",
+        *local_tasks.write_tasks(root / "tasks"),
+        local_tasks.OURS / "table9",
+    ]
 
 
-def test_scores_of_texts_say_that_they_differ_from_lm_evals(command, base, hub, tmp_path, monkeypatch, capsys):
+def test_scores_of_texts_say_that_they_differ_from_lm_evals(
+    command, base, hub, tmp_path, monkeypatch, capsys
+):
     """And the table has every metric of a task: bits per byte were in the file alone."""
     real = models.FoundModel.tokenizer
     assert command(tasks=["own_text"], folder="plain") == 0
     assert "unlike" not in capsys.readouterr().out
-    assert "unlike_lm_eval" not in json.loads((tmp_path / "plain" / "harness.json").read_text())["figures"]
+    assert (
+        "unlike_lm_eval"
+        not in json.loads((tmp_path / "plain" / "harness.json").read_text())["figures"]
+    )
     shutil.copytree(tmp_path / "plain", tmp_path / "out")
 
     def tokenizer(self):
         found = real(self)
-        found.backend_tokenizer.post_processor = TemplateProcessing(single="w1 $A", special_tokens=[("w1", 1)])
+        found.backend_tokenizer.post_processor = TemplateProcessing(
+            single="w1 $A", special_tokens=[("w1", 1)]
+        )
         return found
 
     monkeypatch.setattr(models.FoundModel, "tokenizer", tokenizer)
     assert command(tasks=["own_text"]) == 2 and "config.text_begins_with" in capsys.readouterr().err
     assert command("--overwrite", tasks=["own_text"]) == 0
     printed = capsys.readouterr().out
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in printed.splitlines() if line.startswith("|")]
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in printed.splitlines()
+        if line.startswith("|")
+    ]
     assert [row[1] for row in rows[2:]] == ["word_perplexity", "byte_perplexity", "bits_per_byte"]
-    assert "unlike lm-eval's own model: 'w1' before a text is read once and not scored (own_text)" in printed
+    assert (
+        "unlike lm-eval's own model: 'w1' before a text is read once and not scored (own_text)"
+        in printed
+    )
     stored = json.loads((tmp_path / "out" / "harness.json").read_text())
     assert stored["figures"]["unlike_lm_eval"] == {"tasks": ["own_text"], "unscored": "w1"}
     metrics = stored["figures"]["tasks"]["own_text"]["metrics"]
@@ -293,11 +352,15 @@ metric_list: [{{metric: word_perplexity}}, {{metric: byte_perplexity}}, {{metric
 def command(base, hub, tmp_path, monkeypatch):
     """Starts the command with local data and a short index of tasks."""
     root, included = hub
-    monkeypatch.setattr(datasets, "load_dataset", local_tasks.redirected(datasets.load_dataset, root))
+    monkeypatch.setattr(
+        datasets, "load_dataset", local_tasks.redirected(datasets.load_dataset, root)
+    )
     monkeypatch.setattr(evaluator, "add_env_info", lambda results: None)
 
     def manager(include_path, metadata):
-        return TaskManager(include_path=[str(each) for each in included], include_defaults=False, metadata=metadata)
+        return TaskManager(
+            include_path=[str(each) for each in included], include_defaults=False, metadata=metadata
+        )
 
     monkeypatch.setattr(tasks, "TaskManager", manager)
 
@@ -320,7 +383,9 @@ def test_the_command_and_plain_lm_eval_give_equal_figures(command, base, hub, tm
         assert set(ours[kind]) == set(theirs[kind]) != set()
         for name, entry in theirs[kind].items():
             mine = {each: score["value"] for each, score in ours[kind][name]["metrics"].items()}
-            assert mine == pytest.approx({each: score["value"] for each, score in entry["metrics"].items()}, abs=1e-5)
+            assert mine == pytest.approx(
+                {each: score["value"] for each, score in entry["metrics"].items()}, abs=1e-5
+            )
 
 
 def test_a_killed_evaluation_resumes_to_the_same_result(command, tmp_path, monkeypatch):
@@ -339,9 +404,15 @@ def test_a_killed_evaluation_resumes_to_the_same_result(command, tmp_path, monke
     assert not (tmp_path / "out" / "harness.json").exists()
     monkeypatch.setattr(HarnessModel, "_model_call", lambda self, ids: pytest.fail("that is done"))
     assert command() == 0 and len(asked) == 5 and asked[3].equal(asked[2])
-    found = [json.loads((tmp_path / name / "harness.json").read_text())["figures"] for name in ("out", "unbroken")]
+    found = [
+        json.loads((tmp_path / name / "harness.json").read_text())["figures"]
+        for name in ("out", "unbroken")
+    ]
     assert all(each.pop("cost")["seconds"] > 0 for each in found) and found[0] == found[1]
-    assert set(found[0]["tasks"]) == {"mmlu_anatomy", "own_write"} and found[0]["groups"]["mmlu_stem"]["samples"] == 4
+    assert (
+        set(found[0]["tasks"]) == {"mmlu_anatomy", "own_write"}
+        and found[0]["groups"]["mmlu_stem"]["samples"] == 4
+    )
     assert not [each for each in (tmp_path / "out").iterdir() if each.name.startswith(".")]
 
 
@@ -355,8 +426,14 @@ def test_another_chat_template_is_another_evaluation(command, monkeypatch, capsy
         return found
 
     monkeypatch.setattr(models.FoundModel, "tokenizer", tokenizer)
-    assert command("--apply_chat_template", tasks=["own_write"]) == 0 and command(tasks=["own_write"]) == 2
-    assert command("--apply_chat_template", tasks=["own_write"]) == 0 and "complete already" in capsys.readouterr().out
+    assert (
+        command("--apply_chat_template", tasks=["own_write"]) == 0
+        and command(tasks=["own_write"]) == 2
+    )
+    assert (
+        command("--apply_chat_template", tasks=["own_write"]) == 0
+        and "complete already" in capsys.readouterr().out
+    )
     template["now"] = template["now"].replace("w5", "w6")
     assert command("--apply_chat_template", tasks=["own_write"]) == 2
     assert "config.chat_template" in capsys.readouterr().err
@@ -370,7 +447,9 @@ def test_another_chat_template_is_another_evaluation(command, monkeypatch, capsy
         (["--num_fewshot", "50"], ["mmlu_stem"], "--num_fewshot = 50: mmlu_anatomy has 6 examples"),
     ],
 )
-def test_refusals_come_before_a_model_is_loaded(command, tmp_path, monkeypatch, capsys, words, tasks, said):
+def test_refusals_come_before_a_model_is_loaded(
+    command, tmp_path, monkeypatch, capsys, words, tasks, said
+):
     monkeypatch.setattr(models.FoundModel, "load", lambda self: pytest.fail("the model was loaded"))
     assert command(*words, tasks=tasks) == 2
     assert said in capsys.readouterr().err

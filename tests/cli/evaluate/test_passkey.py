@@ -36,10 +36,17 @@ def test_an_oracle_finds_all(ask, tmp_path, form):
     assert [(each["length"], each["depth"]) for each in found["cells"]] == [
         (n, d) for n in (400, 1000) for d in (0, 0.25, 0.5)
     ]
-    assert {(each["trials"], each["correct"], each["correct_ids"]) for each in found["cells"]} == {(2, 2, 2)}
-    assert [(each["length"], each["accuracy"]) for each in found["passkeys"]] == [(400, 1.0), (1000, 1.0)]
+    assert {(each["trials"], each["correct"], each["correct_ids"]) for each in found["cells"]} == {
+        (2, 2, 2)
+    }
+    assert [(each["length"], each["accuracy"]) for each in found["passkeys"]] == [
+        (400, 1.0),
+        (1000, 1.0),
+    ]
     if form == "longlora":
-        assert [each["mean_tokens"] for each in found["cells"]] == [390.0] * 3 + [990.0] * 3, "room for the reply"
+        assert [each["mean_tokens"] for each in found["cells"]] == [390.0] * 3 + [990.0] * 3, (
+            "room for the reply"
+        )
 
 
 def test_what_is_stored_is_enough_to_repeat_it(ask, tmp_path):
@@ -59,20 +66,47 @@ def test_what_is_stored_is_enough_to_repeat_it(ask, tmp_path):
     }
     assert list(result.data) == ["passkey:longlora"]
     cost = result.figures["cost"]
-    assert cost["prompt_tokens"] == 6 * 390 + 6 * 990 and cost["seconds"] > 0 and cost["peak_memory_bytes"] > 2**20
+    assert (
+        cost["prompt_tokens"] == 6 * 390 + 6 * 990
+        and cost["seconds"] > 0
+        and cost["peak_memory_bytes"] > 2**20
+    )
     table = list(csv.DictReader((tmp_path / "passkey.csv").open()))
-    assert len(table) == 6 and (table[1]["length"], table[1]["depth"], table[1]["correct"]) == ("400", "0.25", "2")
+    assert len(table) == 6 and (table[1]["length"], table[1]["depth"], table[1]["correct"]) == (
+        "400",
+        "0.25",
+        "2",
+    )
     names = ["passkey.csv", "passkey.json", "passkey.md", "passkey.png"]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
 
 
 def test_all_problems_are_in_one_message(ask, tmp_path, capsys):
-    words = ["--lengths", "100", "400", "400", "9000", "--depths", "0", "2", "--trials", "2", "--new_tokens", "3"]
+    words = [
+        "--lengths",
+        "100",
+        "400",
+        "400",
+        "9000",
+        "--depths",
+        "0",
+        "2",
+        "--trials",
+        "2",
+        "--new_tokens",
+        "3",
+    ]
     code, found = ask(Reader(1), *words, position_limit=8192)
     message = capsys.readouterr().err
     assert (code, found.loads) == (2, [])
     assert "5 problems found" in message and list(tmp_path.iterdir()) == []
-    for problem in ("--depths = ", "given twice", "--new_tokens = 3", "--lengths = 100:", "--lengths = 9000:"):
+    for problem in (
+        "--depths = ",
+        "given twice",
+        "--new_tokens = 3",
+        "--lengths = 100:",
+        "--lengths = 9000:",
+    ):
         assert problem in message
 
 
@@ -110,7 +144,9 @@ def test_depths_are_shares_or_their_number(ask, tmp_path, typed, depths):
 def test_angles_are_those_of_the_tokens_that_a_prompt_has(ask, tmp_path, monkeypatch, protocol):
     """A published length is a name: its prompts have a token a letter here, 3.75 times as many."""
     used = []
-    monkeypatch.setattr(models, "used_at", lambda model, length: used.append(length) or contextlib.nullcontext())
+    monkeypatch.setattr(
+        models, "used_at", lambda model, length: used.append(length) or contextlib.nullcontext()
+    )
     ask(Reader(100_000), "--protocol", protocol, "--lengths", "1200", "--trials", "1")
     tokens = {each["tokens"] for each in figures(tmp_path)["passkeys"][0]["replies"]}
     assert set(used) == ({1200} if protocol == "grid" else {max(tokens) + 10})

@@ -84,20 +84,30 @@ def whole(base, sequences):
     losses = []
     for ids, targets in sequences:
         logits_NV = model(torch.tensor([ids])).logits[0, -targets - 1 : -1].double()
-        losses += nn.functional.cross_entropy(logits_NV, torch.tensor(ids[-targets:]), reduction="none").tolist()
+        losses += nn.functional.cross_entropy(
+            logits_NV, torch.tensor(ids[-targets:]), reduction="none"
+        ).tolist()
     return math.fsum(losses) / len(losses), len(losses)
 
 
 def test_blocks_of_each_document(evaluate, spec, documents, base):
     found = evaluate("--data", spec, "--lengths", 32, 16)
-    assert [each["length"] for each in found["perplexity"]] == [16, 32] and found["documents"] == {spec: 4}
+    assert [each["length"] for each in found["perplexity"]] == [16, 32] and found["documents"] == {
+        spec: 4
+    }
     for entry in found["perplexity"]:
         size = entry["length"]
         sequences = [
-            (ids[s : s + size], size - 1) for ids in documents.values() for s in range(0, len(ids) - size + 1, size)
+            (ids[s : s + size], size - 1)
+            for ids in documents.values()
+            for s in range(0, len(ids) - size + 1, size)
         ]
         nll, targets = whole(base, sequences)
-        assert (entry["targets"], entry["windows"], entry["documents"]) == (targets, len(sequences), 3)
+        assert (entry["targets"], entry["windows"], entry["documents"]) == (
+            targets,
+            len(sequences),
+            3,
+        )
         assert entry["nll"] == pytest.approx(nll, abs=1e-5)
         assert entry["perplexity"] == pytest.approx(math.exp(nll), rel=1e-4)
         assert entry["left_out"] == {
@@ -109,7 +119,9 @@ def test_blocks_of_each_document(evaluate, spec, documents, base):
 
 def test_all_tokens_of_one_file_of_ids(evaluate, stream, documents, base):
     """LongLoRA's loop over the stream; the text that ends exactly where a window would is left out."""
-    (entry,) = evaluate("--data", stream, "--lengths", 40, "--convention", "all_tokens", "--stride", 9)["perplexity"]
+    (entry,) = evaluate(
+        "--data", stream, "--lengths", 40, "--convention", "all_tokens", "--stride", 9
+    )["perplexity"]
     ids = [each for part in documents.values() for each in part]
     sequences = [(ids[start : start + 40], 39) for start in range(0, len(ids) - 40, 9)]
     nll, targets = whole(base, sequences)
@@ -120,7 +132,17 @@ def test_all_tokens_of_one_file_of_ids(evaluate, stream, documents, base):
 
 def test_new_tokens_behind_bos(evaluate, spec, documents, base):
     """PoSE's loop: windows of BOS and 39 tokens, each token of a document scored once, short documents too."""
-    arguments = ("--data", spec, "--lengths", 40, "--convention", "new_tokens", "--stride", 11, "--bos")
+    arguments = (
+        "--data",
+        spec,
+        "--lengths",
+        40,
+        "--convention",
+        "new_tokens",
+        "--stride",
+        11,
+        "--bos",
+    )
     (entry,) = evaluate(*arguments)["perplexity"]
     sequences = []
     for ids in documents.values():
@@ -142,9 +164,9 @@ def test_new_tokens_behind_bos(evaluate, spec, documents, base):
 def test_first_windows_alone(evaluate, spec, documents, base):
     """PoSE's --truncate on documents that are long enough, cut to one length."""
     cut = ("--min_tokens", 33, "--max_tokens", 33, "--max_documents", 2, "--first_window")
-    (entry,) = evaluate("--data", spec, "--lengths", 20, "--convention", "new_tokens", "--stride", 3, *cut, "--bos")[
-        "perplexity"
-    ]
+    (entry,) = evaluate(
+        "--data", spec, "--lengths", 20, "--convention", "new_tokens", "--stride", 3, *cut, "--bos"
+    )["perplexity"]
     sequences = [([BOS, *documents[name][:19]], 19) for name in "ab"]
     nll, targets = whole(base, sequences)
     assert (entry["targets"], entry["windows"], entry["left_out"]["tokens"]) == (targets, 2, 28)
@@ -155,7 +177,9 @@ def test_joined_blocks_without_the_last(evaluate, spec, documents, base):
     """TAPE's eval.py: so many documents at a time, concatenated, and one block fewer than there is room for."""
     (entry,) = evaluate("--data", spec, "--lengths", 16, "--join", 3, "--drop_last")["perplexity"]
     joined = [[each for name in part for each in documents[name]] for part in ("abc", "d")]
-    sequences = [(ids[16 * at : 16 * at + 16], 15) for ids in joined for at in range(len(ids) // 16 - 1)]
+    sequences = [
+        (ids[16 * at : 16 * at + 16], 15) for ids in joined for at in range(len(ids) // 16 - 1)
+    ]
     nll, targets = whole(base, sequences)
     assert (entry["targets"], entry["windows"]) == (targets, len(sequences))
     assert entry["nll"] == pytest.approx(nll, abs=1e-5)
@@ -164,7 +188,11 @@ def test_joined_blocks_without_the_last(evaluate, spec, documents, base):
 
 def test_angles_are_those_of_each_length(evaluate, spec, monkeypatch):
     used = []
-    monkeypatch.setattr(window_jobs, "used_at", lambda model, length: used.append(length) or contextlib.nullcontext())
+    monkeypatch.setattr(
+        window_jobs,
+        "used_at",
+        lambda model, length: used.append(length) or contextlib.nullcontext(),
+    )
     evaluate("--data", spec, "--lengths", 16, 120)
     assert set(used) == {16, 120}
 
@@ -179,14 +207,18 @@ def test_loss_by_position_of_documents_and_streams(evaluate, spec, stream, docum
 
     assert list(found[spec]) == ["a.txt", "b.txt", "c.txt", "d.txt"]
     for name, ids in documents.items():
-        assert found[spec][f"{name}.txt"]["nll"] == pytest.approx(list(score(ids[:64]).nll), abs=1e-6)
+        assert found[spec][f"{name}.txt"]["nll"] == pytest.approx(
+            list(score(ids[:64]).nll), abs=1e-6
+        )
     ids = [each for part in documents.values() for each in part]
     blocks = losses.SpanLosses.merge(score(ids[at : at + 64]) for at in (0, 64, 128))
     assert found[stream]["all.bin"]["counts"] == list(blocks.counts) == [45, 48, 48, 48]
     assert found[stream]["all.bin"]["nll"] == pytest.approx(list(blocks.nll), abs=1e-6)
 
 
-def test_an_interrupted_evaluation_resumes_to_the_same_result(evaluate, spec, tmp_path, monkeypatch):
+def test_an_interrupted_evaluation_resumes_to_the_same_result(
+    evaluate, spec, tmp_path, monkeypatch
+):
     monkeypatch.setattr(window_jobs, "TOKENS_A_JOB", 40)
     arguments = ("--data", spec, "--lengths", 16, 32, "--spans", 8)
     undisturbed = evaluate(*arguments)
@@ -227,16 +259,41 @@ def refused(base, tmp_path, monkeypatch, capsys):
 def test_all_problems_are_in_one_message(refused, tmp_path):
     message = refused(
         *("--data", f"bin:{tmp_path}/none.bin", "--lengths", 16, 1, "--convention", "all_tokens"),
-        *("--stride", 40, "--spans", 1, "--batch_size", 0, "--min_tokens", 50, "--max_tokens", 20, "--chunk", -1),
+        *(
+            "--stride",
+            40,
+            "--spans",
+            1,
+            "--batch_size",
+            0,
+            "--min_tokens",
+            50,
+            "--max_tokens",
+            20,
+            "--chunk",
+            -1,
+        ),
     )
     assert "7 problems found" in message
-    for field in ("none.bin", "--lengths", "--stride", "--spans", "--batch_size", "--max_tokens", "--chunk"):
+    for field in (
+        "none.bin",
+        "--lengths",
+        "--stride",
+        "--spans",
+        "--batch_size",
+        "--max_tokens",
+        "--chunk",
+    ):
         assert field in message
 
 
 def test_a_length_that_no_text_fills_is_refused(refused, spec):
-    message = refused("--data", spec, "--lengths", 16, 1000, 131, "--convention", "all_tokens", "--stride", 4)
-    assert "2 problems" in message and "--lengths = 131" in message and "--lengths = 1000" in message
+    message = refused(
+        "--data", spec, "--lengths", 16, 1000, 131, "--convention", "all_tokens", "--stride", 4
+    )
+    assert (
+        "2 problems" in message and "--lengths = 131" in message and "--lengths = 1000" in message
+    )
     message = refused("--data", spec, "--lengths", 132, "--convention", "new_tokens", "--stride", 4)
     assert "--lengths = 132" in message
     assert "--data" in refused("--data", spec, "--lengths", 16, "--min_tokens", "1k")
@@ -258,15 +315,22 @@ def test_a_model_with_fewer_embeddings_than_the_tokenizer_is_refused(refused, sp
 
 
 def test_a_head_that_cannot_be_reproduced_is_refused(refused, spec, monkeypatch):
-    monkeypatch.setattr("tape_ds.scoring.losses.unscorable", lambda config: "softcapping of this model")
+    monkeypatch.setattr(
+        "tape_ds.scoring.losses.unscorable", lambda config: "softcapping of this model"
+    )
     assert "softcapping of this model" in refused("--data", spec, "--lengths", 16)
 
 
-def test_each_document_of_a_token_file_scores_as_its_text(evaluate, spec, documents, base, tmp_path):
+def test_each_document_of_a_token_file_scores_as_its_text(
+    evaluate, spec, documents, base, tmp_path
+):
     """The borders come from the file: the same windows, the same sums as the texts of these ids."""
     (texts,) = evaluate("--data", spec, "--lengths", 32)["perplexity"]
     ids = list(documents.values())
-    for path in (token_writers.megatron(tmp_path / "m", ids), token_writers.litdata(tmp_path / "l", ids, "uint16")):
+    for path in (
+        token_writers.megatron(tmp_path / "m", ids),
+        token_writers.litdata(tmp_path / "l", ids, "uint16"),
+    ):
         (found,) = evaluate("--data", f"tokens:{path}", "--lengths", 32)["perplexity"]
         for name in ("nll", "perplexity", "targets", "windows", "documents"):
             assert found[name] == texts[name], (path, name)
@@ -300,6 +364,9 @@ def test_long_ppl_of_the_windows(evaluate, spec, documents, base, tmp_path):
 def test_long_ppl_that_cannot_be_is_refused(base, spec, tmp_path, capsys):
     words = [str(base), "--data", spec, "--lengths", "16", "--output", str(tmp_path / "out")]
     assert perplexity.main([*words, "--long_ppl"]) == 2
-    assert "--long_ppl = True: no length is longer than the short context, 4,096 tokens" in capsys.readouterr().err
+    assert (
+        "--long_ppl = True: no length is longer than the short context, 4,096 tokens"
+        in capsys.readouterr().err
+    )
     assert perplexity.main([*words, "--long_ppl_judge", str(base)]) == 2
     assert "--long_ppl is not given" in capsys.readouterr().err

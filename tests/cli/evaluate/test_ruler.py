@@ -47,8 +47,15 @@ def test_what_is_stored(whole, capsys):
     for reply in figures["replies"]:
         assert reply["tokens"] + {"vt": 30, "fwe": 50}[reply["task"]] <= reply["length"]
         assert reply["answers"] and isinstance(reply["reply"], str) and reply["score"] == 0.0
-    assert figures["haystack"] == "package:lm_eval/tasks/*/README.md" and "cwe" in figures["not_asked"]
-    assert sorted(path.name for path in whole.iterdir()) == ["ruler.csv", "ruler.json", "ruler.md", "ruler.png"]
+    assert (
+        figures["haystack"] == "package:lm_eval/tasks/*/README.md" and "cwe" in figures["not_asked"]
+    )
+    assert sorted(path.name for path in whole.iterdir()) == [
+        "ruler.csv",
+        "ruler.json",
+        "ruler.md",
+        "ruler.png",
+    ]
     assert "| vt | 0.0 (0-66) | 0.0 (0-66) |" in (whole / "ruler.md").read_text()
 
 
@@ -72,7 +79,17 @@ def test_killed_three_times_it_ends_with_the_same_bytes(base, whole, tmp_path, m
     assert files(tmp_path) == files(whole)
 
 
-SHARED = ["--lengths", "1k", "--tasks", "niah_multikey_2", "vt", "--samples", "3", "--questions_per_text", "2"]
+SHARED = [
+    "--lengths",
+    "1k",
+    "--tasks",
+    "niah_multikey_2",
+    "vt",
+    "--samples",
+    "3",
+    "--questions_per_text",
+    "2",
+]
 
 
 @pytest.fixture(scope="module")
@@ -88,15 +105,29 @@ def test_questions_that_share_a_text(base, shared, capsys):
     figures = stored(shared).figures
     rows = [(row["task"], row["question"], row["text"]) for row in figures["replies"]]
     several, single = "niah_multikey_2", "vt"
-    assert rows == [(several, 0, 0), (several, 1, 0), (several, 2, 1), *((single, each, each) for each in range(3))]
-    assert figures["questions_per_text"] == {several: 2, single: 1} and "Korn and Graubard" in figures["intervals"]
+    assert rows == [
+        (several, 0, 0),
+        (several, 1, 0),
+        (several, 2, 1),
+        *((single, each, each) for each in range(3)),
+    ]
+    assert (
+        figures["questions_per_text"] == {several: 2, single: 1}
+        and "Korn and Graubard" in figures["intervals"]
+    )
     assert stored(shared).config["questions_per_text"] == 2
     assert len({row["answers"][0] for row in figures["replies"][:3]}) == 3
     tokens = [row["tokens"] for row in figures["replies"]]
-    assert tokens[0] < figures["cost"]["prompt_tokens"] - tokens[2] - sum(tokens[3:]) < tokens[0] + 60
+    assert (
+        tokens[0] < figures["cost"]["prompt_tokens"] - tokens[2] - sum(tokens[3:]) < tokens[0] + 60
+    )
     said = "Questions about a text: 2 of niah_multikey_2; 1 of vt"
     assert said in capsys.readouterr().out and said in (shared / "ruler.md").read_text()
-    assert (shared / "ruler.csv").read_text().startswith("task,length,samples,score,low,high,mean_tokens,texts\n")
+    assert (
+        (shared / "ruler.csv")
+        .read_text()
+        .startswith("task,length,samples,score,low,high,mean_tokens,texts\n")
+    )
     cells = {cell["task"]: (cell["samples"], cell["texts"]) for cell in figures["cells"]}
     assert cells == {several: (3, 2), single: (3, 3)}
 
@@ -118,11 +149,15 @@ def test_shared_texts_resume_to_the_same_bytes(base, shared, tmp_path, monkeypat
     with pytest.raises(KeyboardInterrupt):
         evaluate(base, tmp_path, *SHARED)
     assert evaluate(base, tmp_path, *SHARED) == 0
-    assert len(texts) == 6 and texts.count("replies_sharing") == 1, "no text is read twice but the interrupted one"
+    assert len(texts) == 6 and texts.count("replies_sharing") == 1, (
+        "no text is read twice but the interrupted one"
+    )
     assert files(tmp_path) == files(shared)
 
 
-def test_a_comparison_is_of_as_many_questions_about_a_text(base, shared, whole, tmp_path, capsys, monkeypatch):
+def test_a_comparison_is_of_as_many_questions_about_a_text(
+    base, shared, whole, tmp_path, capsys, monkeypatch
+):
     monkeypatch.setattr(replies, "replies_sharing", lambda _, prompts, **__: [[5]] * len(prompts))
     monkeypatch.setattr(replies, "reply", lambda *_, **__: [5])
     assert evaluate(base, tmp_path / "same", *SHARED, "--against", str(shared)) == 0
@@ -143,9 +178,15 @@ MANY = ["--tasks", "niah_multikey_3", "--samples", "400", "--questions_per_text"
             ["--tasks", "niah_multikey_1", "vt", "--questions_per_text", "5"],
             "5: a text of niah_multikey_1 holds 4 keys",
         ),
-        (["--tasks", "vt", "cwe", "--questions_per_text", "2"], "2: no text of these tasks holds several keys"),
+        (
+            ["--tasks", "vt", "cwe", "--questions_per_text", "2"],
+            "2: no text of these tasks holds several keys",
+        ),
         (["--tasks", "niah_multikey_2", "--questions_per_text", "0"], "0"),
-        (["--tasks", "niah_multikey_2", "--questions_per_text", "26"], "26: more than the questions of a task"),
+        (
+            ["--tasks", "niah_multikey_2", "--questions_per_text", "26"],
+            "26: more than the questions of a task",
+        ),
         (MANY, "400: a text of niah_multikey_3 at 1k holds "),
     ],
 )
@@ -176,7 +217,9 @@ def test_beside_a_base_the_differences_are_shown(base, whole, tmp_path):
     assert f"1k: +0.0% (+0.0% to +0.0%) from {whole}" in (tmp_path / "ruler.md").read_text()
 
 
-def test_what_is_not_compared_is_said_before_the_model_is_loaded(base, whole, tmp_path, capsys, monkeypatch):
+def test_what_is_not_compared_is_said_before_the_model_is_loaded(
+    base, whole, tmp_path, capsys, monkeypatch
+):
     """A task and length of which the base had other questions, or another number, was left out without a word."""
     words = ["--lengths", "1k", "--tasks", "niah_multikey_2", "vt"]
     monkeypatch.setattr(replies, "reply", lambda *_, **__: [5])
@@ -189,9 +232,15 @@ def test_what_is_not_compared_is_said_before_the_model_is_loaded(base, whole, tm
 
     monkeypatch.setattr(models.FoundModel, "load", lambda _: pytest.fail("its weights were read"))
     for other, wrong in (
-        (["--samples", "3", "--seed", "5"], "it has 2 questions of each task and length, this command asks 3"),
+        (
+            ["--samples", "3", "--seed", "5"],
+            "it has 2 questions of each task and length, this command asks 3",
+        ),
         (["--samples", "3", "--seed", "5"], "its questions were drawn with --seed 0, these with 5"),
-        (["--samples", "2", "--tasks", "cwe"], "it was asked none of these questions: cwe at 1k (it was not asked"),
+        (
+            ["--samples", "2", "--tasks", "cwe"],
+            "it was asked none of these questions: cwe at 1k (it was not asked",
+        ),
     ):
         assert evaluate(base, tmp_path / "none", *words, *other, "--against", str(whole)) == 2
         assert f"--against = '{whole}': {wrong}" in capsys.readouterr().err
@@ -203,7 +252,17 @@ def test_all_problems_are_in_one_message(base, tmp_path, capsys):
     haystack.write_text("a few words")
     squad = tmp_path / "dev.json"
     squad.write_text("{}")
-    words = ["--tasks", "niah_single_2", "vtt", "qa_squad", "qa_hotpot", "--lengths", "512", "2k", "2k"]
+    words = [
+        "--tasks",
+        "niah_single_2",
+        "vtt",
+        "qa_squad",
+        "qa_hotpot",
+        "--lengths",
+        "512",
+        "2k",
+        "2k",
+    ]
     words += ["--haystack", f"text:{haystack}", "--squad", str(squad), "--chat", "--samples", "501"]
     assert evaluate(base, tmp_path / "out", *words) == 2
     message = capsys.readouterr().err
@@ -230,7 +289,10 @@ def test_a_length_too_short_for_a_task_is_named(base, tmp_path, capsys, monkeypa
     monkeypatch.setattr(ruler_questions, "draw", refuse)
     assert evaluate(base, tmp_path / "out", "--tasks", "vt", "cwe", "--lengths", "1k") == 2
     message = capsys.readouterr().err
-    assert "--lengths = 1024: too short for vt with this tokenizer" in message and "2 problems found" in message
+    assert (
+        "--lengths = 1024: too short for vt with this tokenizer" in message
+        and "2 problems found" in message
+    )
 
 
 def test_no_socket_is_opened(base, tmp_path, monkeypatch):
@@ -260,7 +322,10 @@ sys.exit(ruler.main(sys.argv[1:]))
 def test_no_socket_is_opened_from_the_start(base, tmp_path):
     words = ["--lengths", "1k", "--samples", "1", "--output", str(tmp_path)]
     done = subprocess.run(
-        [sys.executable, "-c", FORBIDDEN, str(base), *words], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-c", FORBIDDEN, str(base), *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
 
@@ -270,7 +335,17 @@ def test_no_socket_is_opened_from_the_start(base, tmp_path):
 def test_two_processes_write_the_same(base, folder, words, request, tmp_path):
     from tests.processes import deepspeed
 
-    command = [*deepspeed(2), "--module", "tape_ds", "evaluate", "ruler", str(base), "--output", str(tmp_path), *words]
+    command = [
+        *deepspeed(2),
+        "--module",
+        "tape_ds",
+        "evaluate",
+        "ruler",
+        str(base),
+        "--output",
+        str(tmp_path),
+        *words,
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert files(tmp_path) == files(request.getfixturevalue(folder))

@@ -21,11 +21,17 @@ MARKED = (
 )
 """ChatML whose marks leave out the line break behind an answer, and without a system prompt of its own."""
 
-TOOLED = "{% if tools %}{{ '<|im_start|>tools\n' + tools | tojson + '<|im_end|>\n' }}{% endif %}" + CHATML
+TOOLED = (
+    "{% if tools %}{{ '<|im_start|>tools\n' + tools | tojson + '<|im_end|>\n' }}{% endif %}"
+    + CHATML
+)
 """It begins with the tools, where there are any."""
 DATED = "{{ '<|im_start|>system\n' + strftime_now('%d %b %Y') + '<|im_end|>\n' }}" + CHATML
 """It begins with the date."""
-WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"city": {"type": "string"}}}}
+WEATHER = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"city": {"type": "string"}}},
+}
 
 FORGETFUL = (
     "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' and not loop.last %}"
@@ -44,13 +50,18 @@ def tokenizer(template=CHATML):
 
 
 def conversation(*texts, system=None):
-    turns = [{"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(texts)]
+    turns = [
+        {"role": ("user", "assistant")[number % 2], "content": text}
+        for number, text in enumerate(texts)
+    ]
     return turns if system is None else [{"role": "system", "content": system}, *turns]
 
 
 def by_hand(turns, of, prompt="You are kind"):
     """Token ids and mask of ChatML's rendering, put together piece by piece, without a template."""
-    turns = turns if turns[0]["role"] == "system" else [{"role": "system", "content": prompt}, *turns]
+    turns = (
+        turns if turns[0]["role"] == "system" else [{"role": "system", "content": prompt}, *turns]
+    )
     ids, mask = [], []
     for turn in turns:
         for text, learnt in (

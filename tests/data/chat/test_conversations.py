@@ -37,19 +37,27 @@ def test_parquet_fills_rows_with_nulls_which_are_nothing(tmp_path):
 
 def test_another_column_and_a_condition_are_named_in_the_spec(tmp_path):
     lines = [{"chat": TALK, "kind": kind} for kind in ("long", "short", "long")]
-    assert [name for name, _ in read(saved(tmp_path, "jsonl", lines, "#chat?kind=long"))] == ["x.jsonl:1", "x.jsonl:3"]
+    assert [name for name, _ in read(saved(tmp_path, "jsonl", lines, "#chat?kind=long"))] == [
+        "x.jsonl:1",
+        "x.jsonl:3",
+    ]
 
 
 def test_what_is_made_needs_no_file():
     made = read("stdlib", "heldout")
     assert len(made) == 50 and [turn["role"] for turn in made[0][1]] == ["user", "assistant"] * 2
-    assert made == read("stdlib", "heldout") and all(turn["content"] for _, turns in made for turn in turns)
+    assert made == read("stdlib", "heldout") and all(
+        turn["content"] for _, turns in made for turn in turns
+    )
     assert conversations.check(["stdlib"], ["stdlib"]) == []
     source = parse("stdlib", "train_data")
     assert len({conversations.fingerprint(source, split) for split in ("train", "heldout")}) == 2
 
 
-SEARCH = {"type": "function", "function": {"name": "search", "parameters": {"text": {"type": "string"}}}}
+SEARCH = {
+    "type": "function",
+    "function": {"name": "search", "parameters": {"text": {"type": "string"}}},
+}
 
 
 def saved(folder, kind, lines, column=""):
@@ -64,15 +72,21 @@ def listed(tools):
     return [json.dumps(each) for each in tools]
 
 
-@pytest.mark.parametrize(("kind", "form"), [("jsonl", list), ("parquet", json.dumps), ("hub", listed)])
+@pytest.mark.parametrize(
+    ("kind", "form"), [("jsonl", list), ("parquet", json.dumps), ("hub", listed)]
+)
 def test_the_tools_of_a_row_are_read_as_published_data_have_them(kind, form, tmp_path, monkeypatch):
     given = [[WEATHER], [SEARCH, WEATHER], []]
-    lines = [{"messages": TALK, "tools": form(tools), "id": number} for number, tools in enumerate(given)]
+    lines = [
+        {"messages": TALK, "tools": form(tools), "id": number} for number, tools in enumerate(given)
+    ]
     stream = datasets.Dataset.from_list(lines).to_iterable_dataset()
     monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: stream)
     found = rows("hub:org/talks" if kind == "hub" else saved(tmp_path, kind, lines))
     assert [row.tools for row in found] == [[WEATHER], [SEARCH, WEATHER], None]
-    assert [row.turns for row in found] == [TALK] * 3 and [row.others for row in found] == [{"id": n} for n in range(3)]
+    assert [row.turns for row in found] == [TALK] * 3 and [row.others for row in found] == [
+        {"id": n} for n in range(3)
+    ]
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
@@ -124,7 +138,9 @@ def test_a_row_that_is_no_conversation_is_refused_by_its_place(messages, wrong, 
     with pytest.raises(UserError, match=rf"x\.jsonl:2: .*{wrong}"):
         read(write(tmp_path / "x.jsonl", [TALK, messages]))
     (first,) = conversations.check([write(tmp_path / "y.jsonl", [messages])], [])
-    assert first.field == "train_data" and wrong in first.wrong, "the first row is read with the recipe"
+    assert first.field == "train_data" and wrong in first.wrong, (
+        "the first row is read with the recipe"
+    )
 
 
 def test_lists_of_sources_are_checked_as_for_every_other_run(tmp_path):

@@ -41,7 +41,9 @@ def test_a_conversation_has_the_text_once_and_a_turn_for_each_question(spec, fol
         assert roles == ["user", "assistant"] * (len(roles) // 2) and 1 <= len(roles) // 2 <= 3
         assert row.tools is None and row.others == {}
         text = row.turns[0]["content"]
-        assert text.count("wanders") > 3 and all("wanders" not in turn["content"] for turn in row.turns[1:])
+        assert text.count("wanders") > 3 and all(
+            "wanders" not in turn["content"] for turn in row.turns[1:]
+        )
         ids, targets = template.encoded(row.turns, tokenizer(), day=DAY)
         assert 1100 < len(ids) <= 1600 and 0 < targets.sum() < 200
 
@@ -70,7 +72,9 @@ def test_chat_tuning_reads_them_like_others(spec, folder):
     )
     for row, found in zip(rows(spec, folder), stored, strict=True):
         ids, targets = template.encoded(row.turns, tokenizer(), day=DAY)
-        assert found["input_ids"] == ids.tolist() and found["targets"] == targets.astype(int).tolist()
+        assert (
+            found["input_ids"] == ids.tolist() and found["targets"] == targets.astype(int).tolist()
+        )
     (source,) = parse_all([spec], "train_data")
     assert fingerprint(source, "train") == source.fingerprint()
 
@@ -87,5 +91,7 @@ def test_no_room_is_refused(folder):
         rows("generated:retrieval#documents=2&tokens=300-900", folder)
     least = 380
     spec = f"generated:retrieval#documents=200&tokens={least}&questions=4&families=lookup"
-    with pytest.raises(UserError, match=r"than a sequence of 380|as the chat template renders them"):
+    with pytest.raises(
+        UserError, match=r"than a sequence of 380|as the chat template renders them"
+    ):
         rows(spec, folder)

@@ -48,10 +48,14 @@ def test_what_is_too_long_is_counted(stored, too_long):
         expected = CutConversations(10, len(long), sum(long) - 100 * len(long), 0, 2)
     else:
         expected = CutConversations(10, 0, 0, len(long) + 1, 1)
-    assert found.cut == expected and len(found.numbers) == 10 - expected.left_out - expected.unanswered
+    assert (
+        found.cut == expected and len(found.numbers) == 10 - expected.left_out - expected.unanswered
+    )
     for number, kept in zip(found.numbers, found.spread(), strict=True):
         ids, mask = by_hand(TALKS[number], tokenizer())
-        assert kept[:, 0].tolist() == ids[:100].tolist() and kept[:, 1].tolist() == mask[:100].tolist()
+        assert (
+            kept[:, 0].tolist() == ids[:100].tolist() and kept[:, 1].tolist() == mask[:100].tolist()
+        )
 
 
 @pytest.fixture
@@ -108,7 +112,10 @@ def test_a_dated_template_is_rendered_anew_for_another_day_alone(spec, tmp_path)
         assert CountingTokenizer.texts == 0
     before = begun(DAY, tokenizer().chat_template)
     CountingTokenizer.texts = 0
-    assert begun(date(2026, 11, 27), tokenizer().chat_template) == before and CountingTokenizer.texts == 0
+    assert (
+        begun(date(2026, 11, 27), tokenizer().chat_template) == before
+        and CountingTokenizer.texts == 0
+    )
 
 
 def test_tools_ends_and_other_columns_are_kept_with_the_conversations(tmp_path):

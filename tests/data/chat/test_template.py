@@ -14,7 +14,9 @@ from tests.data.chat.chatml import CHATML, MARKED, by_hand, conversation, tokeni
 
 CONVERSATIONS = {
     "one answer": conversation("def add(a, b)?", "return a + b"),
-    "two answers, a system prompt": conversation("text?", "class Tape:\n    pass", "and?", "é", system="Be brief."),
+    "two answers, a system prompt": conversation(
+        "text?", "class Tape:\n    pass", "and?", "é", system="Be brief."
+    ),
     "an answer of nothing": conversation("say nothing", "", "and now?", "pass"),
     "no answer": conversation("def add(a, b)?"),
 }
@@ -58,7 +60,8 @@ def test_every_answer_has_its_end_as_a_target():
     ids, targets = template.encoded(conversation("a", "yes", "b", "no"), of)
     begins = np.flatnonzero(np.diff(targets.astype(int), prepend=0) == 1)
     answers = [
-        of.decode(part[mask]) for part, mask in zip(np.split(ids, begins), np.split(targets, begins), strict=True)
+        of.decode(part[mask])
+        for part, mask in zip(np.split(ids, begins), np.split(targets, begins), strict=True)
     ]
     assert answers == ["", "yes\n\n", "no\n\n"]
 
@@ -82,7 +85,11 @@ BEGUN = (
 @pytest.mark.parametrize(
     ("text", "turns", "reason"),
     [
-        (chatml.FORGETFUL, conversation("a", "so THOUGHT b", "c", "d"), "turn 2: .* once more turns follow"),
+        (
+            chatml.FORGETFUL,
+            conversation("a", "so THOUGHT b", "c", "d"),
+            "turn 2: .* once more turns follow",
+        ),
         (BEGUN, conversation("a", "b"), "turn 2: .* begins an answer .* otherwise"),
         (CHATML, conversation("a", "b")[1:], "begins with an answer"),
         ("{{ raise_exception('no') }}", conversation("a", "b"), "does not render it .no"),
@@ -114,7 +121,9 @@ def test_answers_begin_as_they_are_asked_for_whoever_marks_them(marked):
     with pytest.raises(UnfitTemplateError) as caught:
         template.encoded(conversation("count boat 0", "boat 0 is counted"), of)
     wrong = str(caught.value)
-    assert wrong.startswith("turn 2: the chat template begins an answer that is there otherwise than one that is asked")
+    assert wrong.startswith(
+        "turn 2: the chat template begins an answer that is there otherwise than one that is asked"
+    )
     assert "boat 0 is counted" in wrong or marked
     assert r"asked for by '" in wrong and r"<|im_start|>assistant\n<think>\n'" in wrong
     assert r"give answers that begin with '<think>\n'" in caught.value.remedy
@@ -124,7 +133,9 @@ def test_answers_begin_as_they_are_asked_for_whoever_marks_them(marked):
     ids, targets = template.encoded(followed, of)
     assert of.decode(ids[targets]).endswith("boats\n</think>\nboat 0 is counted<|im_end|>\n")
     header = {"header": "<|im_start|>assistant\n<think>\n"}
-    ids, targets = template.encoded(conversation("a", "b"), tokenizer(think(marked=marked, **header)))
+    ids, targets = template.encoded(
+        conversation("a", "b"), tokenizer(think(marked=marked, **header))
+    )
     assert of.decode(ids[targets]) == "b<|im_end|>\n"
 
 
@@ -139,7 +150,9 @@ def test_answers_begin_as_they_are_asked_for_whoever_marks_them(marked):
 def test_nothing_is_between_the_generation_prompt_and_a_mark(header, prompt, missing):
     """What is asked with neither has it, nor is it learnt."""
     with pytest.raises(UnfitTemplateError) as caught:
-        template.encoded(conversation("a", "b"), tokenizer(think(marked=True, header=header, prompt=prompt)))
+        template.encoded(
+            conversation("a", "b"), tokenizer(think(marked=True, header=header, prompt=prompt))
+        )
     assert f"also writes {missing} where add_generation_prompt is set" in caught.value.remedy
 
 
@@ -157,7 +170,11 @@ def test_reasoning_that_is_dropped_later_is_learnt_by_marks_where_all_turns_agre
     ids, targets = template.encoded(conversation("a", "so THOUGHT b", "c", "so THOUGHT d"), of)
     assert of.decode(ids[targets]) == " b|so THOUGHT d|"
     calls = conversation("a", "so THOUGHT call")
-    calls += [{"role": "tool", "content": "6"}, {"role": "assistant", "content": "6"}, *conversation("c", "d")]
+    calls += [
+        {"role": "tool", "content": "6"},
+        {"role": "assistant", "content": "6"},
+        *conversation("c", "d"),
+    ]
     with pytest.raises(UnfitTemplateError, match=r"turn 4: .* otherwise") as caught:
         template.encoded(calls, of)
     assert "renders earlier turns alike whatever follows" in caught.value.remedy
@@ -166,7 +183,9 @@ def test_reasoning_that_is_dropped_later_is_learnt_by_marks_where_all_turns_agre
 def test_an_answer_that_a_template_does_not_mark_may_begin_otherwise():
     """Only the last answer is learnt."""
     last = think(marked=True).replace("{% generation %}", "{% if loop.last %}{% generation %}")
-    last = last.replace("{% endgeneration %}", "{% endgeneration %}{% else %}{{ m.content }}{% endif %}")
+    last = last.replace(
+        "{% endgeneration %}", "{% endgeneration %}{% else %}{{ m.content }}{% endif %}"
+    )
     of = tokenizer(last)
     ids, targets = template.encoded(conversation("a", "b", "c", "<think>\nd"), of)
     assert of.decode(ids[targets]) == "<think>\nd<|im_end|>\n"
@@ -184,7 +203,9 @@ def test_an_answer_that_a_template_does_not_mark_may_begin_otherwise():
 )
 def test_a_template_that_does_not_render_a_prompt_is_a_mistake_and_no_crash(text):
     """``evaluate generate --chat`` printed jinja's traceback."""
-    with pytest.raises(UserError, match=r"--chat = True: the tokenizer's chat template does not render it \(.+\)"):
+    with pytest.raises(
+        UserError, match=r"--chat = True: the tokenizer's chat template does not render it \(.+\)"
+    ):
         template.prompt_ids("Hello", tokenizer(text))
 
 
@@ -193,7 +214,10 @@ def test_a_given_template_takes_the_place_of_the_models(tmp_path):
     of = tokenizer(None)
     (problem,) = template.give(of, None, "runs/x")
     assert problem.field == "chat_template" and "runs/x" in problem.wrong
-    assert template.give(of, str(tmp_path / "mine.jinja"), "runs/x") == [] and of.chat_template == MARKED
+    assert (
+        template.give(of, str(tmp_path / "mine.jinja"), "runs/x") == []
+        and of.chat_template == MARKED
+    )
 
 
 TALK = conversation("a", "yes", "b", "no")
@@ -205,7 +229,9 @@ def text_of(of, *more):
 
 
 @pytest.mark.parametrize(
-    "named", [chatml.TOOLED, {"default": CHATML, "tool_use": chatml.TOOLED}], ids=["one", "one of two"]
+    "named",
+    [chatml.TOOLED, {"default": CHATML, "tool_use": chatml.TOOLED}],
+    ids=["one", "one of two"],
 )
 def test_tools_are_rendered_as_transformers_does(named):
     of = tokenizer(named)
@@ -230,9 +256,12 @@ ALTERNATING = (
 @pytest.mark.parametrize(("role", "place"), [("system", 0), ("tool", 2)])
 def test_a_turn_that_the_template_leaves_out_is_refused(role, place):
     turns = [*TALK[:place], {"role": role, "content": "6 degrees"}, *TALK[place:]]
-    with pytest.raises(UnfitTemplateError, match=f"turn {place + 1}: .* leaves the role {role} out"):
+    with pytest.raises(
+        UnfitTemplateError, match=f"turn {place + 1}: .* leaves the role {role} out"
+    ):
         template.encoded(turns, tokenizer(ALTERNATING))
-    own = [{"role": "system", "content": "You are kind"}, *TALK]  # what the template would write by itself
+    # what the template would write by itself
+    own = [{"role": "system", "content": "You are kind"}, *TALK]
     for read, text in ((TALK, ALTERNATING), (turns, CHATML), (own, CHATML)):
         template.encoded(read, tokenizer(text))
 
@@ -276,4 +305,7 @@ def test_a_template_that_draws_or_does_not_parse_is_refused(text, wrong):
 def test_what_ends_an_answer_is_seen_in_the_rendering(text, expected):
     of = tokenizer(text)
     ids, targets = template.encoded(TALK, of)
-    assert template.ends(ids, targets, of) == [-1 if expected is None else of.convert_tokens_to_ids(expected)] * 2
+    assert (
+        template.ends(ids, targets, of)
+        == [-1 if expected is None else of.convert_tokens_to_ids(expected)] * 2
+    )

@@ -32,7 +32,8 @@ def pointed(words, sign):
     asked = [place for place, word in enumerate(words) if word.startswith("?")]
     text = words[: asked[0]]
     return {
-        place + 2: text[text.index(words[place].replace("?", "^")) + sign * int(words[place + 1])] for place in asked
+        place + 2: text[text.index(words[place].replace("?", "^")) + sign * int(words[place + 1])]
+        for place in asked
     }
 
 
@@ -50,7 +51,9 @@ def flipped(words):
 def copied(words):
     """Answers by place."""
     bar = words.index("|")
-    return {bar + 1 + n: word for n, word in enumerate([word for word in words[:bar] if word != "_"])}
+    return {
+        bar + 1 + n: word for n, word in enumerate([word for word in words[:bar] if word != "_"])
+    }
 
 
 def recalled(words):
@@ -113,7 +116,11 @@ def test_k_and_the_markers_place_are_uniform_and_the_letter_is_behind_no_other_s
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("look_back", {"marker": 3}), ("flip_flop", {"ignore": float("nan")}), ("recall", {"keys": 8, "queries": 9})],
+    [
+        ("look_back", {"marker": 3}),
+        ("flip_flop", {"ignore": float("nan")}),
+        ("recall", {"keys": 8, "queries": 9}),
+    ],
 )
 def test_options_that_a_task_cannot_have(name, options):
     (found,) = check(name, options)

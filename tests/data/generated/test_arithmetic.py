@@ -12,8 +12,16 @@ SMALL_CELLS = [(1, 1), (1, 2), (2, 2)]
 
 # task: (operands as one reads them, prompt, answer)
 WRITTEN = {
-    "addition": [(("12", "34"), "21+43=", "64"), (("999", "1"), "999+1=", "0001"), (("7", "10"), "7+01=", "71")],
-    "subtraction": [(("34", "12"), "43-21=", "22"), (("3", "12"), "3-21=", "-9"), (("100", "58"), "001-85=", "24")],
+    "addition": [
+        (("12", "34"), "21+43=", "64"),
+        (("999", "1"), "999+1=", "0001"),
+        (("7", "10"), "7+01=", "71"),
+    ],
+    "subtraction": [
+        (("34", "12"), "43-21=", "22"),
+        (("3", "12"), "3-21=", "-9"),
+        (("100", "58"), "001-85=", "24"),
+    ],
     "multiplication": [(("12", "34"), "21x43=", "804"), (("9", "9"), "9x9=", "18")],
     "sorting": [
         (("75946", "36999", "81201"), "a:64957,b:99963,c:10218=", "bac"),
@@ -54,12 +62,20 @@ def test_a_problem_is_written_least_significant_digit_first(name):
 
 @pytest.mark.parametrize(
     "name, tokens",
-    [("addition", 64), ("subtraction", 64), ("multiplication", 83), ("sorting", 481), ("bitwise_or", 63)],
+    [
+        ("addition", 64),
+        ("subtraction", 64),
+        ("multiplication", 83),
+        ("sorting", 481),
+        ("bitwise_or", 63),
+    ],
 )
 def test_the_longest_row_is_known(name, tokens):
     task = TASKS[name]
     assert task.tokens((20, 20)) == tokens
-    largest = {"subtraction": ("1" + "0" * 19, "9" * 20), "sorting": ("9" * 20,) * 20}.get(name, ("9" * 20,) * 2)
+    largest = {"subtraction": ("1" + "0" * 19, "9" * 20), "sorting": ("9" * 20,) * 20}.get(
+        name, ("9" * 20,) * 2
+    )
     assert len(task.sample(largest).words) == tokens
 
 
@@ -87,7 +103,9 @@ def operands_of(task, sample):
     if task.name == "sorting":
         return tuple(each.partition(":")[2][::-1] for each in prompt.split(","))
     numbers = prompt.split(getattr(task, "sign", "+"))
-    return tuple(numbers) if task.name == "bitwise_or" else tuple(number[::-1] for number in numbers)
+    return (
+        tuple(numbers) if task.name == "bitwise_or" else tuple(number[::-1] for number in numbers)
+    )
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -117,8 +135,12 @@ def test_a_cell_gives_all_it_has_and_no_more():
     """Sums of one-digit numbers: 45 sets of operands, four of which are held out, in either order."""
     task = TASKS["addition"]
     found = task.held_out((1, 1), 100, seed=0)
-    assert len({as_set(operands_of(task, sample)) for sample in found}) == 4 and 4 <= len(found) <= 8
-    assert 500 < len(task.held_out((2, 3), 5000, seed=0)) < 1200, "one in a hundred of 81,000, searched whole"
+    assert (
+        len({as_set(operands_of(task, sample)) for sample in found}) == 4 and 4 <= len(found) <= 8
+    )
+    assert 500 < len(task.held_out((2, 3), 5000, seed=0)) < 1200, (
+        "one in a hundred of 81,000, searched whole"
+    )
 
 
 def test_the_split_is_what_it_was():

@@ -20,7 +20,9 @@ ADDRESSING = [name for name, task in TASKS.items() if not isinstance(task, Arith
 
 def served(name, trained=None, samples=640, seed=3, step_sequences=16, **options):
     trained = trained or ((32, 48) if name in ADDRESSING else (5, 4))
-    return GeneratedSequences(make(name, options), trained, samples=samples, seed=seed, step_sequences=step_sequences)
+    return GeneratedSequences(
+        make(name, options), trained, samples=samples, seed=seed, step_sequences=step_sequences
+    )
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -42,7 +44,12 @@ def test_a_word_is_a_token_there_and_back(name, tmp_path):
     task = TASKS[name]
     tokenizer_of(task).save_pretrained(tmp_path)
     for tokenizer in (tokenizer_of(task), AutoTokenizer.from_pretrained(tmp_path)):
-        special = (tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
+        special = (
+            tokenizer.pad_token_id,
+            tokenizer.unk_token_id,
+            tokenizer.bos_token_id,
+            tokenizer.eos_token_id,
+        )
         assert special == (0, 1, 2, 3)
         text = ("" if task.by_character else " ").join(task.vocabulary[4:])
         ids = tokenizer(text).input_ids
@@ -53,10 +60,15 @@ def test_a_word_is_a_token_there_and_back(name, tmp_path):
 @pytest.mark.parametrize(("name", "step"), [("look_back", 1), ("flip_flop", 2)])
 def test_sequences_of_a_step_are_equally_long_and_lengths_are_uniform(name, step):
     made = served(name, samples=16 * 4000)
-    lengths = [len(made.sample(16 * number).words) - made.task.tokens((0,)) for number in range(4000)]
+    lengths = [
+        len(made.sample(16 * number).words) - made.task.tokens((0,)) for number in range(4000)
+    ]
     kinds = range(32, 49, step)
     assert set(lengths) == set(kinds)
-    assert all(abs(lengths.count(kind) - 4000 / len(kinds)) < 5 * (4000 / len(kinds)) ** 0.5 for kind in kinds)
+    assert all(
+        abs(lengths.count(kind) - 4000 / len(kinds)) < 5 * (4000 / len(kinds)) ** 0.5
+        for kind in kinds
+    )
     batch = collate([made[index] for index in range(16)])
     assert (batch["document_ids"] == 0).all(), "no padding"
 
@@ -77,7 +89,9 @@ def test_training_and_tests_share_no_sequence(name):
     """By the sequence itself, so whatever the seeds and lengths; about one in eight is a test's."""
     made, task = served(name), TASKS[name]
     trained = {made.sample(index).words for index in range(300)}
-    tested = {sample.words for length in (32, 48, 96) for sample in task.held_out((length,), 50, seed=3)}
+    tested = {
+        sample.words for length in (32, 48, 96) for sample in task.held_out((length,), 50, seed=3)
+    }
     assert not any(map(addressing.is_test, trained)) and all(map(addressing.is_test, tested))
     assert not trained & tested and len(tested) == 150
     drawn = [task.sequence(random.Random(index), 48) for index in range(640)]
@@ -103,7 +117,11 @@ def test_sequences_stay_what_they_are(name):
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("addition", "f5863a1f1850f122"), ("look_back", "21c95f6d0a4a0154"), ("flip_flop", "f7ee62ab958e9040")],
+    [
+        ("addition", "f5863a1f1850f122"),
+        ("look_back", "21c95f6d0a4a0154"),
+        ("flip_flop", "f7ee62ab958e9040"),
+    ],
 )
 def test_stored_results_keep_their_fingerprints(name, expected):
     sizes = (32, 48) if name in ADDRESSING else (5, 4)

@@ -10,7 +10,9 @@ from tape_ds.data.sources import parse_all
 from tests.data.conftest import build_tokenizer
 
 # no word of it is in a record or a question
-TEXT = "".join(f"Line {number} wanders: {'on and on, ' * (number % 7)}and stops\n" for number in range(400))
+TEXT = "".join(
+    f"Line {number} wanders: {'on and on, ' * (number % 7)}and stops\n" for number in range(400)
+)
 PARAGRAPH = "The same without an end of a line, " * 200
 
 
@@ -47,6 +49,8 @@ def make(folder):
         (source,) = parse_all(["generated:retrieval#" + "&".join(given)], "train_data")
         pose = None if target is None else PoseSequences(window, target, Pose(chunks=chunks))
         writer = writer_of(source, tokenizer or build(bos), folder / "cache", end=end)
-        return RetrievalSequences(source, writer, RetrievalForm(window, pose, **form), samples=samples, seed=seed)
+        return RetrievalSequences(
+            source, writer, RetrievalForm(window, pose, **form), samples=samples, seed=seed
+        )
 
     return made

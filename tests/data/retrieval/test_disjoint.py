@@ -26,7 +26,9 @@ def asked():
     found = []
     for task in TASKS:
         for document in generators.draw(task, tokenizer(), 1200, 1, room=20):
-            found.append(" ".join([document["input"], document["gen_prefix"], *document["outputs"]]))
+            found.append(
+                " ".join([document["input"], document["gen_prefix"], *document["outputs"]])
+            )
     units = {"longlora": 400, "pose": 4}
     for form in passkey.FORMS:
         found += [passkey.text(form, units[form], units[form], key) for key in (7, 1234, 50_000)]
@@ -40,7 +42,9 @@ def trained():
     for family, draw in FAMILIES.items():
         for seed in range(60):
             puzzle = draw(np.random.default_rng(seed), 3, 5)
-            records = "\n".join([*(record for group in puzzle.asked for record in group), *puzzle.rivals])
+            records = "\n".join(
+                [*(record for group in puzzle.asked for record in group), *puzzle.rivals]
+            )
             for header, style in zip(documents.HEADERS, documents.STYLES, strict=True):
                 found.append(documents._with_questions(records, puzzle.questions, header, style)[0])
         assert family
@@ -68,7 +72,13 @@ def test_no_eight_words_are_shared(trained, asked, pattern):
 def test_no_template_is_shared(asked):
     """The words of every form of ours, without its places, stand in no question that is evaluated, in their order."""
     asks = [ask for form in families.ITEMS.values() for ask in form]
-    forms = [*families.RECORDS, *families.LOOKUPS, *families.LISTINGS, *families.ENDINGS, *families.SIGHTINGS]
+    forms = [
+        *families.RECORDS,
+        *families.LOOKUPS,
+        *families.LISTINGS,
+        *families.ENDINGS,
+        *families.SIGHTINGS,
+    ]
     forms += [*families.COUNTS, *asks, *(form for pair in families.LINKS for form in pair)]
     forms += [form for form, _ in families.LISTS]
     for form in forms:
@@ -81,7 +91,9 @@ def test_no_template_is_shared(asked):
 
 def test_kinds_of_keys_and_values_differ(trained, asked):
     """RULER's are dictionary words, numbers of seven (vt: five) digits and uuids; passkeys are numbers."""
-    assert any(UUID.search(text) for text in asked) and any(LONG_NUMBER.search(text) for text in asked)
+    assert any(UUID.search(text) for text in asked) and any(
+        LONG_NUMBER.search(text) for text in asked
+    )
     assert not any(UUID.search(text) or LONG_NUMBER.search(text) for text in trained)
     words = ruler_generators._words_of_wonderwords().RandomWord()._categories
     pairs = {f"{one}-{other}" for one in words["adjectives"][:50] for other in words["nouns"][:50]}

@@ -26,7 +26,9 @@ def test_with_a_text_a_document_has_its_length_exactly(make, family, bos):
         assert len(document.ids) == 2000 and document.rivals == 5 and document.family == family
         text = tokenizer.decode(document.ids[int(bos) :])
         again = tokenizer(text)["input_ids"]
-        assert again[8:] == document.ids[8 - len(again) + 2000 :].tolist(), "only where the first line is cut"
+        assert again[8:] == document.ids[8 - len(again) + 2000 :].tolist(), (
+            "only where the first line is cut"
+        )
         assert (document.ids[0] == 0) == bos and 0 not in document.ids[1:]
 
 
@@ -34,7 +36,9 @@ def test_with_a_text_a_document_has_its_length_exactly(make, family, bos):
 def test_answers_are_marked_with_the_end_of_their_line(make, text):
     tokenizer = build(True)
     for document in written(make("questions=3" + "&rivals=4" * text, text=text)):
-        assert tokenizer.decode(document.ids[document.is_answer]) == "".join(f" {each}\n" for each in document.answers)
+        assert tokenizer.decode(document.ids[document.is_answer]) == "".join(
+            f" {each}\n" for each in document.answers
+        )
         assert document.is_answer.nonzero()[0][0] > document.asked_at and document.is_answer[-1]
 
 
@@ -64,7 +68,11 @@ def test_rivals_are_spread_over_the_text(make):
     lines = tokenizer.decode(document.ids[1 : document.asked_at]).split("\n")
     places = [place for place, line in enumerate(lines) if line and line not in TEXT]
     records = [place for place in places if place > 0]  # the first line may be cut
-    assert 20 <= len(records) <= 22 and max(np.diff(records)) > 3 and records[-1] - records[0] > len(lines) / 2
+    assert (
+        20 <= len(records) <= 22
+        and max(np.diff(records)) > 3
+        and records[-1] - records[0] > len(lines) / 2
+    )
 
 
 def test_chunks_may_begin_at_lines_records_and_questions(make):
@@ -102,7 +110,9 @@ def test_a_tokenizer_that_joins_parts_gets_a_shorter_text(make, monkeypatch):
     """Where the whole has more tokens than its parts, the text is cut until it fits."""
     sequences = make("rivals=4")
     counts = DocumentWriter._counts
-    monkeypatch.setattr(DocumentWriter, "_counts", lambda self, texts: [count // 2 for count in counts(self, texts)])
+    monkeypatch.setattr(
+        DocumentWriter, "_counts", lambda self, texts: [count // 2 for count in counts(self, texts)]
+    )
     monkeypatch.setattr(documents, "SLACK", 0)
     assert all(1500 < len(document.ids) <= 2000 for document in written(sequences))
 

@@ -11,7 +11,9 @@ from tape_ds.data.retrieval.names import JOINTS, VALUES, draw_names, draw_values
 
 
 def drawn(family, count=60, questions=3, rivals=25):
-    return [FAMILIES[family](np.random.default_rng(seed), questions, rivals) for seed in range(count)]
+    return [
+        FAMILIES[family](np.random.default_rng(seed), questions, rivals) for seed in range(count)
+    ]
 
 
 def fields(template, text):
@@ -34,7 +36,10 @@ def test_names_differ_in_one_part_from_one_that_is_asked_for():
         parts = [tuple(name.split(joint)) for name in names]
         assert len(set(parts)) == 33
         for index, name in enumerate(parts[1:], 1):
-            nearest = [sum(a != b for a, b in zip(name, asked, strict=True)) for asked in parts[: min(index, 3)]]
+            nearest = [
+                sum(a != b for a, b in zip(name, asked, strict=True))
+                for asked in parts[: min(index, 3)]
+            ]
             assert min(nearest) == 1, "as one of those before it that are asked for"
     assert joints == set(JOINTS)
 
@@ -55,7 +60,9 @@ def test_as_many_questions_and_rivals_as_asked_for(family):
             assert len(puzzle.questions) == len(puzzle.asked) == questions
             assert rivals <= len(puzzle.rivals) <= rivals + 6
             records = [*puzzle.rivals, *(record for group in puzzle.asked for record in group)]
-            assert len(set(records)) == len(records) and not any("\n" in record for record in records)
+            assert len(set(records)) == len(records) and not any(
+                "\n" in record for record in records
+            )
 
 
 def test_a_lookup_has_one_value():
@@ -81,10 +88,16 @@ def test_a_chain_leads_to_its_value():
     for puzzle in drawn("chain"):
         records = [record for group in puzzle.asked for record in group] + list(puzzle.rivals)
         (link, end), *_ = [
-            pair for pair in families.LINKS if all(fields(pair[0], each) or fields(pair[1], each) for each in records)
+            pair
+            for pair in families.LINKS
+            if all(fields(pair[0], each) or fields(pair[1], each) for each in records)
         ]
-        ends = {found["name"]: found["value"] for record in records if (found := fields(end, record))}
-        steps = {found["name"]: found["other"] for record in records if (found := fields(link, record))}
+        ends = {
+            found["name"]: found["value"] for record in records if (found := fields(end, record))
+        }
+        steps = {
+            found["name"]: found["other"] for record in records if (found := fields(link, record))
+        }
         for question, group in zip(puzzle.questions, puzzle.asked, strict=True):
             name = name_in(question, families.ENDINGS)["name"]
             taken = 0

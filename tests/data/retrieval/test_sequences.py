@@ -26,7 +26,10 @@ def test_a_sequence_has_whole_documents_and_only_answers_are_targets(make):
     sequences = make(f"{SHORT}&tokens=500-900", window=2000)
     for index in range(12):
         documents, item = sequences.documents(index), sequences[index]
-        assert item["input_ids"].tolist() == np.concatenate([document.ids for document in documents]).tolist()
+        assert (
+            item["input_ids"].tolist()
+            == np.concatenate([document.ids for document in documents]).tolist()
+        )
         assert 2 <= len(documents) <= 4 and 2000 - sequences.least < len(item["input_ids"]) <= 2000
         assert all(len(document.ids) >= 500 for document in documents[:-1])
         owners = np.repeat(np.arange(len(documents)), [len(document.ids) for document in documents])
@@ -50,7 +53,9 @@ def test_all_tokens_as_targets_leave_out_the_first_of_a_document(make):
 def test_single_packing_and_documents_of_a_window_have_one_each(make):
     assert len(make(f"{SHORT}&tokens=500-900", single=True).documents(0)) == 1
     sequences = make(SHORT)
-    assert [len(each.ids) for each in sequences.documents(0)] == [2000] and sequences.mean_tokens == 2000
+    assert [len(each.ids) for each in sequences.documents(0)] == [
+        2000
+    ] and sequences.mean_tokens == 2000
 
 
 @pytest.mark.parametrize("chunks", [2, 3, 5])
@@ -73,7 +78,9 @@ def test_pose_skips_between_what_is_asked_for_and_every_question(make, chunks):
 
 
 @pytest.mark.parametrize("chunks", [2, 4])
-def test_pose_computes_what_the_long_sequence_would_without_the_text_between(make, chunks, monkeypatch):
+def test_pose_computes_what_the_long_sequence_would_without_the_text_between(
+    make, chunks, monkeypatch
+):
     """In fp64: in the long sequence the skipped positions hold tokens of another document, which nothing attends to."""
     norms_in_own_dtype(monkeypatch)
     torch.manual_seed(0)
@@ -102,7 +109,9 @@ def test_a_share_by_weight_is_of_the_tokens(make, tmp_path):
     """Half of the tokens: of sequences as long as the text's one in two, of longer ones fewer."""
     import datasets
 
-    stored = datasets.Dataset.from_dict({"input_ids": [[5] * 500] * 9, "document_ids": [[0] * 500] * 9})
+    stored = datasets.Dataset.from_dict(
+        {"input_ids": [[5] * 500] * 9, "document_ids": [[0] * 500] * 9}
+    )
     entries = [{"source": "generated:retrieval", "weight": 1}, {"source": "text", "weight": 1}]
 
     def parts(specs, seed):
@@ -115,18 +124,29 @@ def test_a_share_by_weight_is_of_the_tokens(make, tmp_path):
     tokens = mixed.tokens(400)
     assert tokens["generated:retrieval"] / sum(tokens.values()) == pytest.approx(0.5, abs=0.07)
     drawn = [len(mixed[index]["input_ids"]) for index in range(60)]
-    assert mixed.tokens(60) == {"generated:retrieval": 2000 * drawn.count(2000), "text": 500 * drawn.count(500)}
+    assert mixed.tokens(60) == {
+        "generated:retrieval": 2000 * drawn.count(2000),
+        "text": 500 * drawn.count(500),
+    }
     first = drawn.index(2000)
     assert same(mixed[first], mixed.parts[0].sequences[0])
     line = mixed.origin.split("\n")[0]
-    assert line.startswith("50 % generated:retrieval: ") and "1 documents, " in line and "3 rivals a document" in line
+    assert (
+        line.startswith("50 % generated:retrieval: ")
+        and "1 documents, " in line
+        and "3 rivals a document" in line
+    )
 
 
 def test_what_a_run_says_of_them(make):
     told = make("families=lookup&rivals=3&questions=2&tokens=500").origin
-    assert told.startswith("drawn for each sequence: 4 documents, 8 questions, 3 rivals a document, ")
+    assert told.startswith(
+        "drawn for each sequence: 4 documents, 8 questions, 3 rivals a document, "
+    )
     assert told.endswith(" of 2,000 tokens are answers")
-    assert make(f"{SHORT}&targets=all").origin.endswith(" of 2,000 tokens are answers, all are targets")
+    assert make(f"{SHORT}&targets=all").origin.endswith(
+        " of 2,000 tokens are answers, all are targets"
+    )
 
 
 def test_no_room_is_said_before_anything_is_drawn(make):

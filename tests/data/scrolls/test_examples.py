@@ -39,15 +39,28 @@ def test_all_seven_are_read_from_plain_files_and_archives(name):
     """Each miniature has four training examples, three of validation, and one without an answer."""
     found = {split: examples.read(name, split, ASSETS) for split in ("train", "validation", "test")}
     assert [len(each) for each in found.values()] == [4, 3, 1]
-    assert all(example.outputs and example.input.endswith("at noon.") for example in found["validation"])
+    assert all(
+        example.outputs and example.input.endswith("at noon.") for example in found["validation"]
+    )
     assert found["test"][0].outputs == ()
 
 
 def test_rows_of_one_id_are_one_example_in_the_order_of_the_file(tmp_path):
-    write(tmp_path, row("b", output="1"), row("a", output="2"), row("b", output="3"), row("b", output="1"))
+    write(
+        tmp_path,
+        row("b", output="1"),
+        row("a", output="2"),
+        row("b", output="3"),
+        row("b", output="1"),
+    )
     found = examples.read("qasper", "train", tmp_path)
     assert [(each.id, each.outputs) for each in found] == [("b", ("1", "3", "1")), ("a", ("2",))]
-    assert [each.output for each in examples.rows("qasper", "train", tmp_path)] == ["1", "2", "3", "1"]
+    assert [each.output for each in examples.rows("qasper", "train", tmp_path)] == [
+        "1",
+        "2",
+        "3",
+        "1",
+    ]
 
 
 def test_hard_questions_are_marked():
@@ -103,7 +116,10 @@ def test_what_is_not_there_is_refused(tmp_path, monkeypatch):
 
     monkeypatch.setattr(examples, "hf_hub_download", refuse)
     assert "offline" in problem("qasper", "train").wrong
-    assert "no qasper/train.jsonl and no qasper.zip there" in problem("qasper", "train", tmp_path).wrong
+    assert (
+        "no qasper/train.jsonl and no qasper.zip there"
+        in problem("qasper", "train", tmp_path).wrong
+    )
     assert "did you mean 'train'" in problem("qasper", "trian", ASSETS).remedy
 
 
@@ -118,7 +134,10 @@ def test_the_fingerprint_changes_with_the_contents_and_with_nothing_else(tmp_pat
     (tmp_path / "copy").mkdir()
     assert examples.fingerprint("qasper", "train", write(tmp_path / "copy", row())) == first
     assert examples.fingerprint("qasper", "train", write(tmp_path / "copy", row("c"))) != first
-    archived = [examples.fingerprint("gov_report", split, ASSETS) for split in ("train", "validation", "train")]
+    archived = [
+        examples.fingerprint("gov_report", split, ASSETS)
+        for split in ("train", "validation", "train")
+    ]
     assert archived[0] == archived[2] != archived[1]
 
 

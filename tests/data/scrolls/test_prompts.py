@@ -17,14 +17,22 @@ BOS, EOS = 0, 1
 def prompt(tokenizer, dataset, text, max_tokens=60, answer=10, reference_format=False, **options):
     """With room for an answer of ``answer`` tokens."""
     return prompt_ids(
-        dataset, text, tokenizer, max_tokens, reserve=reserved(answer), reference_format=reference_format, **options
+        dataset,
+        text,
+        tokenizer,
+        max_tokens,
+        reserve=reserved(answer),
+        reference_format=reference_format,
+        **options,
     )
 
 
 @pytest.mark.parametrize("reference_format", [False, True])
 def test_a_short_question_is_the_input_as_it_is(tokenizer, reference_format):
     found = prompt(tokenizer, QUESTION, "a + b?", reference_format=reference_format)
-    assert found.ids == tokenizer("a + b?").input_ids and found.ids[0] == BOS and found.cut_tokens == 0
+    assert (
+        found.ids == tokenizer("a + b?").input_ids and found.ids[0] == BOS and found.cut_tokens == 0
+    )
 
 
 def test_a_long_question_keeps_its_beginning(tokenizer):
@@ -39,7 +47,9 @@ def test_a_long_summary_keeps_its_beginning_and_the_request(tokenizer):
     found = prompt(tokenizer, SUMMARY, text, max_tokens=80)
     assert len(found.ids) == 80 - 11 and found.cut_tokens == len(whole) - len(found.ids)
     printed = tokenizer.decode(found.ids, skip_special_tokens=True)
-    assert printed.startswith("Context:\nposition position") and printed.endswith("\n Please summarize this report:")
+    assert printed.startswith("Context:\nposition position") and printed.endswith(
+        "\n Please summarize this report:"
+    )
 
 
 def test_published_limits():
@@ -58,10 +68,13 @@ def test_published_limits():
 def test_the_published_code_repeats_the_end_of_a_short_summary_s_prompt(tokenizer):
     """Its last seven ids are put behind the first 7,184 whether or not anything lies between."""
     whole = tokenizer("Context:\na b c\n Please summarize this report:").input_ids
-    own, published = (prompt(tokenizer, SUMMARY, "a b c", 200, reference_format=each) for each in (False, True))
+    own, published = (
+        prompt(tokenizer, SUMMARY, "a b c", 200, reference_format=each) for each in (False, True)
+    )
     assert own.ids == whole and published.ids == whole + whole[-7:]
     assert own.cut_tokens == published.cut_tokens == 0
-    close = prompt(tokenizer, SUMMARY, "a b c", len(whole) + 3 + 11, reference_format=True)  # three ids to spare
+    # three ids to spare
+    close = prompt(tokenizer, SUMMARY, "a b c", len(whole) + 3 + 11, reference_format=True)
     assert close.ids == whole[:-4] + whole[-7:] and close.cut_tokens == 0
 
 
@@ -96,7 +109,9 @@ def test_words_are_cut_in_the_published_format_alone(tokenizer):
 def test_a_long_answer_is_cut_and_still_ends(tokenizer, reference_format, beginning):
     """In the published format the BOS counts among the answer's tokens."""
     own = tokenizer("xyz" * 9, add_special_tokens=False).input_ids
-    ids, cut_tokens = answer_ids("xyz" * 9, tokenizer, max_tokens=5, reference_format=reference_format)
+    ids, cut_tokens = answer_ids(
+        "xyz" * 9, tokenizer, max_tokens=5, reference_format=reference_format
+    )
     assert ids == [*(beginning + own)[:5], EOS] and len(ids) == 6
     assert cut_tokens == len(beginning + own) - 5
 

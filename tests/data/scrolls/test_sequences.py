@@ -25,7 +25,9 @@ def write(folder, count=11):
     for number in range(count):
         for answer in ["ok", "yes"][: 1 + (number % 3 == 0)]:
             text = f"Q{number}?\n\n" + "x y " * (2 * number)
-            lines.append(json.dumps({"id": f"q{number}", "input": text, "output": f"{answer} {number}"}))
+            lines.append(
+                json.dumps({"id": f"q{number}", "input": text, "output": f"{answer} {number}"})
+            )
     for split in ("train", "validation"):
         (folder / "qasper" / f"{split}.jsonl").write_text("\n".join(lines))
     return folder
@@ -63,7 +65,9 @@ def test_exactly_the_answer_and_its_end_are_targets(data, tmp_path, reference_fo
         assert answer in {f"ok {row['id'][1:]}", f"yes {row['id'][1:]}"}
         assert (item["labels"] == -100).sum() + len(targets) == len(item["input_ids"])
         assert torch.equal(item["labels"][-len(targets) :], item["input_ids"][-len(targets) :])
-        assert item["input_ids"][: -len(targets)].tolist().count(BOS) == 1, "one BOS, at the beginning"
+        assert item["input_ids"][: -len(targets)].tolist().count(BOS) == 1, (
+            "one BOS, at the beginning"
+        )
         assert item["position_ids"].tolist() == list(range(len(item["input_ids"])))
         assert item["document_ids"].dtype == torch.int32 and not item["document_ids"].any()
 
@@ -72,7 +76,11 @@ def test_what_was_cut_is_counted(made):
     """A text that is cut fills the 64 - 9 tokens that an answer of 8 and EOS leave."""
     found = sequences.cut(made)
     lost = np.array(made["cut_prompt"])
-    assert found.rows == 15 and found.prompts == (lost > 0).sum() > 0 and found.prompt_tokens == lost.sum()
+    assert (
+        found.rows == 15
+        and found.prompts == (lost > 0).sum() > 0
+        and found.prompt_tokens == lost.sum()
+    )
     assert found.answers == found.answer_tokens == 0
     assert max(token_counts(made)) <= 64 and all(
         len(row["input_ids"]) == 55 + row["targets"] for row in made if row["cut_prompt"]
@@ -89,9 +97,13 @@ def test_sequences_are_made_once(data, tmp_path):
 
 
 def test_held_out_questions_are_spread_and_asked_once(data, tmp_path):
-    few = sequences.tokenize("qasper", "validation", data, build_tokenizer(), FORM, tmp_path, questions=3)
+    few = sequences.tokenize(
+        "qasper", "validation", data, build_tokenizer(), FORM, tmp_path, questions=3
+    )
     assert few["id"] == ["q0", "q3", "q7"]
-    every = sequences.tokenize("qasper", "validation", data, build_tokenizer(), FORM, tmp_path, questions=500)
+    every = sequences.tokenize(
+        "qasper", "validation", data, build_tokenizer(), FORM, tmp_path, questions=500
+    )
     assert every["id"] == [f"q{number}" for number in range(11)]
 
 
@@ -110,7 +122,9 @@ def test_the_order_of_a_step_is_by_length_and_changes_nothing_else(made):
     for at in range(0, 40, 4):
         drawn = [by_four.row_of(index) for index in range(at, at + 4)]
         assert sorted(drawn) == sorted(one_by_one.row_of(index) for index in range(at, at + 4))
-        assert [by_four.lengths[row] for row in drawn] == sorted(by_four.lengths[drawn], reverse=True)
+        assert [by_four.lengths[row] for row in drawn] == sorted(
+            by_four.lengths[drawn], reverse=True
+        )
 
 
 def test_tokens_are_those_of_all_samples(made):

@@ -42,16 +42,28 @@ def test_what_is_wrong_is_said_at_once(text):
     ]
     assert refused("generated:retrieval#text=text:/absent/*.txt") == ["no file matches"]
     assert refused("generated:retrieval#text=pdf:a") == ["unknown kind of data 'pdf'"]
-    assert refused(f"generated:retrieval#text=generated:retrieval#text={text}") == ["its text is generated, too"]
+    assert refused(f"generated:retrieval#text=generated:retrieval#text={text}") == [
+        "its text is generated, too"
+    ]
 
 
 @pytest.mark.parametrize("field", ["eval_data", "--data", "data", "--haystack"])
 def test_it_is_for_training_alone(field):
-    assert refused("generated:retrieval", field) == ["its documents are made for training, each when it is needed"]
+    assert refused("generated:retrieval", field) == [
+        "its documents are made for training, each when it is needed"
+    ]
 
 
 def test_the_fingerprint_has_every_option_and_the_text(text, tmp_path):
-    specs = ["", "#tokens=5", "#tokens=6", "#questions=2", "#place=0-0.5", "#targets=all", "#families=list:2,lookup"]
+    specs = [
+        "",
+        "#tokens=5",
+        "#tokens=6",
+        "#questions=2",
+        "#place=0-0.5",
+        "#targets=all",
+        "#families=list:2,lookup",
+    ]
     specs += ["#families=list", f"#text={text}", f"#rivals=3&text={text}", f"#rivals=4&text={text}"]
     found = [parse(f"generated:retrieval{spec}").fingerprint() for spec in specs]
     assert len(set(found)) == len(found)
@@ -64,14 +76,23 @@ def test_the_fingerprint_has_every_option_and_the_text(text, tmp_path):
 
 def test_a_run_needs_weights_steps_and_a_window(text):
     spec = f"generated:retrieval#tokens=1k-2k&text={text}"
-    assert drawn(spec) == drawn(spec, text, weight=1) == drawn(spec, spec.replace("1k", "512"), weight=1) == []
+    assert (
+        drawn(spec)
+        == drawn(spec, text, weight=1)
+        == drawn(spec, spec.replace("1k", "512"), weight=1)
+        == []
+    )
     assert drawn(spec, text) == ["it has no end, and the sources have no weights"]
     assert drawn(spec, steps=-1) == ["generated data have no end"]
     assert drawn(spec, window=1500) == [
         "its documents have up to 2,048 tokens, and a sequence has 1,500 (window)",
     ]
-    assert drawn("generated:retrieval#documents=7") == ["it is drawn without end, and documents=7 is of conversations"]
-    assert drawn(text) == drawn("generated:retrieval#documents=x") == [], "which the source itself reports"
+    assert drawn("generated:retrieval#documents=7") == [
+        "it is drawn without end, and documents=7 is of conversations"
+    ]
+    assert drawn(text) == drawn("generated:retrieval#documents=x") == [], (
+        "which the source itself reports"
+    )
 
 
 def test_conversations_need_a_number_and_a_length():
@@ -90,7 +111,12 @@ def test_conversations_need_a_number_and_a_length():
 
 
 def test_a_tokenizer_is_trained_on_the_text_of_it():
-    assert written_text(["stdlib", "generated:retrieval#text=stdlib", "generated:retrieval"]) == ["stdlib"]
-    assert written_text(["generated:retrieval#rivals=2&text=text:a#b", "text:c"]) == ["text:a#b", "text:c"]
+    assert written_text(["stdlib", "generated:retrieval#text=stdlib", "generated:retrieval"]) == [
+        "stdlib"
+    ]
+    assert written_text(["generated:retrieval#rivals=2&text=text:a#b", "text:c"]) == [
+        "text:a#b",
+        "text:c",
+    ]
     assert only_one(["stdlib"]) is only_one(["generated:retrieval", "stdlib"]) is None
     assert only_one(["generated:retrieval"]).spec == "generated:retrieval"

@@ -53,7 +53,9 @@ def hub():
         "one.txt": b"whole",
         "set.zip": archive("inner/test.jsonl", lines({"input": "z1"}, {"input": "z2"})),
     }
-    with local_hub({f"{SCRIPT_ONLY}/{name}": contents for name, contents in files.items()}) as opened:
+    with local_hub(
+        {f"{SCRIPT_ONLY}/{name}": contents for name, contents in files.items()}
+    ) as opened:
         yield opened
 
 
@@ -71,8 +73,14 @@ def read(spec):
         ),
         ("jsonl:hf://HUB/**/*.jsonl#text", [("test/deep/c.jsonl:1", "c1")]),
         ("jsonl:hf://HUB/test/b.jsonl.gz#text", [("b.jsonl.gz:1", "b1"), ("b.jsonl.gz:2", "b2")]),
-        ("jsonl:zip://inner/test.jsonl::hf://HUB/set.zip#input", [("test.jsonl:1", "z1"), ("test.jsonl:2", "z2")]),
-        ("parquet:hf://HUB/rows.parquet#text", [("rows.parquet:0", "p1"), ("rows.parquet:1", "p2")]),
+        (
+            "jsonl:zip://inner/test.jsonl::hf://HUB/set.zip#input",
+            [("test.jsonl:1", "z1"), ("test.jsonl:2", "z2")],
+        ),
+        (
+            "parquet:hf://HUB/rows.parquet#text",
+            [("rows.parquet:0", "p1"), ("rows.parquet:1", "p2")],
+        ),
         ("text:hf://HUB/one.txt", [("one.txt", "whole")]),
     ],
 )
@@ -90,7 +98,8 @@ def test_what_cannot_be_had_is_named(hub, monkeypatch):
         with pytest.raises(UserError, match=wrong):
             read(spec)
 
-    client = importlib.import_module(type(get_session()).__module__)  # httpx, or httpx2, as the hub's version has it
+    # httpx, or httpx2, as the hub's version has it
+    client = importlib.import_module(type(get_session()).__module__)
 
     def silent(*args, **options):
         raise client.ConnectError("no network")
@@ -103,25 +112,35 @@ def test_what_cannot_be_had_is_named(hub, monkeypatch):
 def test_compressed_lines_of_this_machine(tmp_path):
     contents = lines({"text": "one"}, {"text": "two"})
     (tmp_path / "x.jsonl.zst").write_bytes(zstd(contents) + zstd(lines({"text": "three"})))
-    assert [text for _, text in read(f"jsonl:{tmp_path}/x.jsonl.zst#text")] == ["one", "two", "three"]
+    assert [text for _, text in read(f"jsonl:{tmp_path}/x.jsonl.zst#text")] == [
+        "one",
+        "two",
+        "three",
+    ]
     (tmp_path / "x.jsonl.zst").write_bytes(zstd(contents)[:-4])
     with pytest.raises(UserError, match=r"x\.jsonl\.zst cannot be read"):
         read(f"jsonl:{tmp_path}/x.jsonl.zst#text")
 
 
-@pytest.mark.parametrize("place", ["{here}/set.zip", "file://{here}/set.zip", "set.zip", "~/set.zip"])
+@pytest.mark.parametrize(
+    "place", ["{here}/set.zip", "file://{here}/set.zip", "set.zip", "~/set.zip"]
+)
 def test_members_of_an_archive_of_this_machine(tmp_path, monkeypatch, place):
     """A path after ``::`` was taken for a protocol, and the remedy was to write hf://datasets."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "set.zip").write_bytes(archive("inner/test.jsonl", lines({"input": "z1"}, {"input": "z2"})))
+    (tmp_path / "set.zip").write_bytes(
+        archive("inner/test.jsonl", lines({"input": "z1"}, {"input": "z2"}))
+    )
     spec = f"jsonl:zip://inner/*.jsonl::{place.format(here=tmp_path)}#input"
     (source,) = parse_all([spec])
     assert source.check() == []
     assert read(spec) == [("test.jsonl:1", "z1"), ("test.jsonl:2", "z2")]
     assert source.identities("train") == {f"{tmp_path}/set.zip::inner/test.jsonl"}
     before = source.fingerprint()
-    (tmp_path / "set.zip").write_bytes(archive("inner/test.jsonl", lines({"input": "z1"}, {"input": "other"})))
+    (tmp_path / "set.zip").write_bytes(
+        archive("inner/test.jsonl", lines({"input": "z1"}, {"input": "other"}))
+    )
     assert parse(spec).fingerprint() != before
 
 
@@ -131,9 +150,21 @@ def test_members_of_an_archive_of_this_machine(tmp_path, monkeypatch, place):
         ("zip://a.jsonl::{here}/none.zip", "there is no archive", "check the path"),
         ("zip://none.txt::{here}/set.zip", "cannot be read", "repair the file"),
         ("zip://none*.txt::{here}/set.zip", "no file matches", "check the path"),
-        ("zip://{here}/set.zip/inner/test.jsonl", "a member of no archive", "write zip://MEMBER::/path/of/FILE.zip"),
-        ("zap://a.txt::{here}/set.zip", "Protocol not known: zap", "or zip://MEMBER::/path/of/FILE.zip"),
-        ("zip://a.txt::{here}/text.zip", "cannot be found: File is not a zip file", "repair the file"),
+        (
+            "zip://{here}/set.zip/inner/test.jsonl",
+            "a member of no archive",
+            "write zip://MEMBER::/path/of/FILE.zip",
+        ),
+        (
+            "zap://a.txt::{here}/set.zip",
+            "Protocol not known: zap",
+            "or zip://MEMBER::/path/of/FILE.zip",
+        ),
+        (
+            "zip://a.txt::{here}/text.zip",
+            "cannot be found: File is not a zip file",
+            "repair the file",
+        ),
         (
             "zip://no.jsonl::{here}/set.zip",
             "no.jsonl cannot be read: no file of this name is in the archive",
@@ -141,7 +172,9 @@ def test_members_of_an_archive_of_this_machine(tmp_path, monkeypatch, place):
         ),
     ],
 )
-def test_what_is_wrong_with_an_archive_is_found_before_anything_starts(tmp_path, pattern, wrong, remedy):
+def test_what_is_wrong_with_an_archive_is_found_before_anything_starts(
+    tmp_path, pattern, wrong, remedy
+):
     (tmp_path / "set.zip").write_bytes(archive("inner/test.jsonl", lines({"input": "z1"})))
     (tmp_path / "text.zip").write_text("no archive")
     (problem,) = parse(f"text:{pattern.format(here=tmp_path)}").check()
@@ -216,12 +249,17 @@ def test_a_file_that_grows_beyond_all_measure_is_refused(tmp_path, monkeypatch, 
     """docs/staying_alive.md promised it, and no code counted: gigabytes were read from some hundred kilobytes."""
     monkeypatch.setattr(opening, "GROWN", 2**16)
     monkeypatch.setattr(opening, "TIMES", 20)
-    usual = lines(*({"text": f"{number} {number**3}"} for number in range(10_000)))  # 300 KB, 4 to 1
+    # 300 KB, 4 to 1
+    usual = lines(*({"text": f"{number} {number**3}"} for number in range(10_000)))
     assert len(read(f"jsonl:{packed(tmp_path, how, usual)}#text")) == 10_000
     one = lines({"text": "again and again"})
-    with pytest.raises(UserError, match=r"grows to more than 64\.00 KiB and 20 times the .* that it is stored in"):
+    with pytest.raises(
+        UserError, match=r"grows to more than 64\.00 KiB and 20 times the .* that it is stored in"
+    ):
         read(f"jsonl:{packed(tmp_path, how, one * 10_000)}#text")
-    assert len(read(f"jsonl:{packed(tmp_path, how, one * 2000)}#text")) == 2000, "of less than that, any share"
+    assert len(read(f"jsonl:{packed(tmp_path, how, one * 2000)}#text")) == 2000, (
+        "of less than that, any share"
+    )
 
 
 def test_a_repeated_text_that_is_stored_as_it_is_may_be_long(tmp_path, monkeypatch):
@@ -234,12 +272,16 @@ def test_a_repeated_text_that_is_stored_as_it_is_may_be_long(tmp_path, monkeypat
 def test_one_document_has_an_end(tmp_path, monkeypatch):
     monkeypatch.setattr(opening, "LONGEST", 1000)
     (tmp_path / "x.jsonl").write_bytes(lines({"text": "one"}, {"text": "a" * 1000}))
-    with pytest.raises(UserError, match=r"x\.jsonl cannot be read: line 2 has more than 1000 bytes"):
+    with pytest.raises(
+        UserError, match=r"x\.jsonl cannot be read: line 2 has more than 1000 bytes"
+    ):
         read(f"jsonl:{tmp_path}/x.jsonl#text")
     (tmp_path / "x.txt").write_text("a" * 1000)
     assert [len(text) for _, text in read(f"text:{tmp_path}/x.txt")] == [1000]
     (tmp_path / "x.txt").write_text("a" * 1001)
-    with pytest.raises(UserError, match=r"x\.txt cannot be read: one document of more than 1000 bytes"):
+    with pytest.raises(
+        UserError, match=r"x\.txt cannot be read: one document of more than 1000 bytes"
+    ):
         read(f"text:{tmp_path}/x.txt")
 
 
@@ -247,17 +289,24 @@ def test_a_column_that_grows_beyond_all_measure_is_refused(tmp_path, monkeypatch
     monkeypatch.setattr(opening, "GROWN", 2**18)
     monkeypatch.setattr(opening, "TIMES", 20)
     file = tmp_path / "x.parquet"
-    pyarrow.parquet.write_table(pa.table({"text": ["a" * 2**19]}), file, compression="zstd", use_dictionary=False)
+    pyarrow.parquet.write_table(
+        pa.table({"text": ["a" * 2**19]}), file, compression="zstd", use_dictionary=False
+    )
     with pytest.raises(UserError, match=r"column 'text' grows to 512\.\d+ KiB from"):
         read(f"parquet:{file}#text")
-    pyarrow.parquet.write_table(pa.table({"text": ["a" * 2**19]}), file, compression="none", use_dictionary=False)
+    pyarrow.parquet.write_table(
+        pa.table({"text": ["a" * 2**19]}), file, compression="none", use_dictionary=False
+    )
     assert len(read(f"parquet:{file}#text")) == 1
 
 
 def test_a_parquet_file_in_an_archive(tmp_path):
     """Its reader moves back and forth."""
     (tmp_path / "x.zip").write_bytes(archive("x.parquet", table("a", "b")))
-    assert [text for _, text in read(f"parquet:zip://x.parquet::file://{tmp_path}/x.zip#text")] == ["a", "b"]
+    assert [text for _, text in read(f"parquet:zip://x.parquet::file://{tmp_path}/x.zip#text")] == [
+        "a",
+        "b",
+    ]
 
 
 def test_members_of_an_archive_that_are_no_files(tmp_path):
@@ -280,7 +329,10 @@ def test_members_of_an_archive_that_are_no_files(tmp_path):
     place = f"file://{tmp_path}/x.tar#text"
     assert read(f"jsonl:tar://inside::{place}") == [("inside:1", "one")]
     for name in ("outside", "pipe", "there"):
-        with pytest.raises(UserError, match=f"{name} cannot be read: a link to what is not in the archive, or no file"):
+        with pytest.raises(
+            UserError,
+            match=f"{name} cannot be read: a link to what is not in the archive, or no file",
+        ):
             read(f"jsonl:tar://{name}::{place}")
 
 
@@ -289,7 +341,11 @@ def test_members_of_an_archive_that_are_no_files(tmp_path):
     [
         ("text:{}", "text".encode("utf-16"), "is not"),
         ("jsonl:{}#text", table("x"), "is not"),
-        ("jsonl:{}#text", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "a git-lfs pointer"),
+        (
+            "jsonl:{}#text",
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
+            "a git-lfs pointer",
+        ),
         ("jsonl:{}#text", json.dumps([{"text": "a"}], indent=2).encode(), "JSON"),
     ],
 )
@@ -302,10 +358,14 @@ def test_a_file_of_another_format_is_refused_before_the_run(tmp_path, kind, cont
 NESTED = {"id": 1, "meta": {"set": "a", "n": 2}, "content": {"text": "x", "a.b": "y"}}
 
 
-@pytest.mark.parametrize(("column", "found"), [("content.text", "x"), ("meta.set", "a"), ("content.a.b", "y")])
+@pytest.mark.parametrize(
+    ("column", "found"), [("content.text", "x"), ("meta.set", "a"), ("content.a.b", "y")]
+)
 def test_columns_descend_as_conditions_do(tmp_path, column, found):
     (tmp_path / "x.jsonl").write_bytes(lines(NESTED))
     pyarrow.parquet.write_table(pa.Table.from_pylist([NESTED]), tmp_path / "x.parquet")
-    assert read(f"jsonl:{tmp_path}/x.jsonl#{column}?meta.n=2&content.a.b=y") == [("x.jsonl:1", found)]
+    assert read(f"jsonl:{tmp_path}/x.jsonl#{column}?meta.n=2&content.a.b=y") == [
+        ("x.jsonl:1", found)
+    ]
     if column != "content.a.b":  # Parquet's own reader takes every dot for a step
         assert read(f"parquet:{tmp_path}/x.parquet#{column}") == [("x.parquet:0", found)]

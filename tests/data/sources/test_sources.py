@@ -61,7 +61,15 @@ def test_stdlib_splits_are_real_disjoint_and_sorted():
 def test_stdlib_leaves_out_what_differs_between_machines():
     for name in names("stdlib"):
         parts = name.split("/")
-        assert not {"test", "tests", "site-packages", "idlelib", "tkinter", "__pycache__", "ensurepip"} & set(parts)
+        assert not {
+            "test",
+            "tests",
+            "site-packages",
+            "idlelib",
+            "tkinter",
+            "__pycache__",
+            "ensurepip",
+        } & set(parts)
         assert not parts[0].startswith(("_sysconfigdata", "config-"))
 
 
@@ -77,7 +85,9 @@ def test_jsonl_lines_plain_and_compressed(folder):
 
 
 def test_parquet_rows(folder):
-    assert texts(f"parquet:{folder}/z.parquet#content") == [f"row {number}" for number in range(600)]
+    assert texts(f"parquet:{folder}/z.parquet#content") == [
+        f"row {number}" for number in range(600)
+    ]
     assert names(f"parquet:{folder}/z.parquet#content")[599] == "z.parquet:599"
 
 
@@ -120,7 +130,9 @@ def hub(monkeypatch):
 
     def load_dataset(*args, **kwargs):
         calls.append((args, kwargs))
-        return datasets.IterableDataset.from_generator(hub_rows, gen_kwargs={"numbers": [range(4), range(4, 10)]})
+        return datasets.IterableDataset.from_generator(
+            hub_rows, gen_kwargs={"numbers": [range(4), range(4, 10)]}
+        )
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     return calls
@@ -170,7 +182,10 @@ def test_shards_one_after_another_are_the_documents(folder, hub, spec, shards):
     expected = [document.text for document in source.documents("train")]
     found = source.shards("train")
     assert [shard.name for shard in found] == shards
-    one, other = [shard.documents() for shard in reversed(found)], [shard.documents() for shard in reversed(found)]
+    one, other = (
+        [shard.documents() for shard in reversed(found)],
+        [shard.documents() for shard in reversed(found)],
+    )
     pairs = [list(zip(*both, strict=True)) for both in zip(one, other, strict=True)]
     assert [document.text for pair in reversed(pairs) for document, _ in pair] == expected
     assert all(document == again for pair in pairs for document, again in pair)
@@ -194,7 +209,10 @@ def test_arrow_folder_rows(tmp_path):
     datasets.Dataset.from_dict({"input_ids": [[1, 2], [3]]}).save_to_disk(str(tmp_path / "ids"))
     source = parse(f"arrow:{tmp_path}/ids")
     assert source.check() == []
-    assert [(name, list(ids)) for name, ids in source.token_rows()] == [("ids:0", [1, 2]), ("ids:1", [3])]
+    assert [(name, list(ids)) for name, ids in source.token_rows()] == [
+        ("ids:0", [1, 2]),
+        ("ids:1", [3]),
+    ]
     with pytest.raises(TypeError, match="token ids"):
         source.shards("train")
 
@@ -220,7 +238,9 @@ def test_an_arrow_folder_reads_files_of_its_own_alone(tmp_path):
     whole = json.loads(state.read_text())
     for named in (f"../other/{shard.name}", str(shard)):
         state.write_text(json.dumps({**whole, "_data_files": [{"filename": named}]}))
-        with pytest.raises(UserError, match=r"names .*, and a file outside its folder is in no fingerprint"):
+        with pytest.raises(
+            UserError, match=r"names .*, and a file outside its folder is in no fingerprint"
+        ):
             parse_all([f"arrow:{tmp_path}/ids"])
     shutil.copyfile(shard, tmp_path / "ids" / "moved.bin")
     state.write_text(json.dumps({**whole, "_data_files": [{"filename": "moved.bin"}]}))
@@ -257,7 +277,9 @@ def test_what_cannot_be_read_is_refused_before_the_run(folder, spec, wrong):
 
 def test_all_problems_at_once(folder):
     with pytest.raises(UserError) as caught:
-        parse_all(["txt:a", f"text:{folder}/*.md", "stdlib:nope", f"jsonl:{folder}/none"], "train_data")
+        parse_all(
+            ["txt:a", f"text:{folder}/*.md", "stdlib:nope", f"jsonl:{folder}/none"], "train_data"
+        )
     assert len(caught.value.problems) == 5
     assert {problem.field for problem in caught.value.problems} == {"train_data"}
     with pytest.raises(UserError, match="not a list of data specs"):
@@ -307,7 +329,9 @@ def test_neighbouring_rows_of_one_value_are_one_document(tmp_path, kind):
     assert apart.fingerprint() != together.fingerprint()
     if kind == "jsonl":
         (of_x,) = parse_all([f"{spec}&by=repo.name?repo.name=x"])
-        assert [document.text for document in of_x.documents("train")] == ["a = 1\n\nb = 2\n\nd = 4"]
+        assert [document.text for document in of_x.documents("train")] == [
+            "a = 1\n\nb = 2\n\nd = 4"
+        ]
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])

@@ -15,12 +15,20 @@ PARTS = [[5, 6, 7], [], [8, 299]]
 
 def write(path, parts=PARTS, vocabulary=300, tokenizer="t"):
     return token_file.write(
-        path, map(np.array, parts), tokenizer=tokenizer, vocabulary=vocabulary, sources={"stdlib": "f"}, choice={"n": 1}
+        path,
+        map(np.array, parts),
+        tokenizer=tokenizer,
+        vocabulary=vocabulary,
+        sources={"stdlib": "f"},
+        choice={"n": 1},
     )
 
 
 def rows(path, tokenizer, tmp_path):
-    return [(row["name"], row["input_ids"]) for row in tokenize([f"bin:{path}"], tokenizer, "heldout", tmp_path / "c")]
+    return [
+        (row["name"], row["input_ids"])
+        for row in tokenize([f"bin:{path}"], tokenizer, "heldout", tmp_path / "c")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +56,9 @@ def test_a_bare_file_is_longloras(tmp_path, tokenizer):
     np.array([5, 299, 7], "<u2").tofile(tmp_path / "bare.bin")
     assert rows(tmp_path / "bare.bin", tokenizer, tmp_path) == [("bare.bin", [5, 299, 7])]
     np.array([5, 300, 7], "<u2").tofile(tmp_path / "beyond.bin")
-    with pytest.raises(UserError, match=r"token ids 5 \.\. 300, outside the tokenizer's vocabulary of 300"):
+    with pytest.raises(
+        UserError, match=r"token ids 5 \.\. 300, outside the tokenizer's vocabulary of 300"
+    ):
         rows(tmp_path / "beyond.bin", tokenizer, tmp_path)
 
 
@@ -100,7 +110,9 @@ def test_what_fails_leaves_what_was_there(tmp_path):
         raise OSError("the disk is full")
 
     with pytest.raises(OSError, match="disk is full"):
-        token_file.write(tmp_path / "x.bin", breaks(), tokenizer="t", vocabulary=300, sources={}, choice={})
+        token_file.write(
+            tmp_path / "x.bin", breaks(), tokenizer="t", vocabulary=300, sources={}, choice={}
+        )
     with pytest.raises(UserError, match="no document has a token"):
         write(tmp_path / "x.bin", [[], []])
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -117,7 +129,8 @@ def test_a_file_whose_index_has_its_documents_is_not_one_document(name, index, t
     parse_all([f"bin:{tmp_path}/{name}"])
     (tmp_path / index).write_bytes(b"")
     with pytest.raises(
-        UserError, match=rf"{index} has the ends of its documents.*\n.*name it tokens:{tmp_path}/{name}"
+        UserError,
+        match=rf"{index} has the ends of its documents.*\n.*name it tokens:{tmp_path}/{name}",
     ):
         parse_all([f"bin:{tmp_path}/{name}"])
 
@@ -127,6 +140,8 @@ def test_the_remedy_of_wide_ids_reads_them(tmp_path):
     np.arange(60_000, 150_000, 97, dtype="<u4").tofile(tmp_path / "x.bin")
     with pytest.raises(UserError, match="ids of 32 or 64 bits") as caught:
         parse_all([f"bin:{tmp_path}/x.bin"])
-    (spec,) = (word for word in caught.value.problems[0].remedy.split() if word.startswith("tokens:"))
+    (spec,) = (
+        word for word in caught.value.problems[0].remedy.split() if word.startswith("tokens:")
+    )
     ((_, ids),) = parse_all([spec])[0].token_rows()
     assert ids[:3].tolist() == [60_000, 60_097, 60_194]

@@ -111,14 +111,21 @@ WRITTEN = {
     "hdf5": (lambda: b"\x89HDF\r\n\x1a\n\0\0\0\0\0\x08\x08\0" + IDS.tobytes(), "HDF5"),
     "gguf": (lambda: struct.pack("<4sIQQ", b"GGUF", 3, 1, 2) + IDS.tobytes(), "GGUF"),
     "avro": (lambda: b"Obj\x01\x04\x14avro.codec\x08null\x16" + IDS.tobytes(), "Avro"),
-    "wav": (lambda: struct.pack("<4sI4s4sI", b"RIFF", 8228, b"WAVE", b"fmt ", 16) + IDS.tobytes(), "RIFF"),
+    "wav": (
+        lambda: struct.pack("<4sI4s4sI", b"RIFF", 8228, b"WAVE", b"fmt ", 16) + IDS.tobytes(),
+        "RIFF",
+    ),
 }
 
 
 def refusals(path):
     """What each spec says of a file, read in every way that it might be."""
     found = []
-    for spec in (f"bin:{path}", f"tokens:{path}", *(f"tokens:{path}#uint{width}&end=5" for width in (16, 32))):
+    for spec in (
+        f"bin:{path}",
+        f"tokens:{path}",
+        *(f"tokens:{path}#uint{width}&end=5" for width in (16, 32)),
+    ):
         with pytest.raises(UserError) as caught:
             parse_all([spec])
         found.append(str(caught.value))
@@ -133,7 +140,9 @@ def test_other_formats_are_refused_by_name(name, tmp_path):
     size = (tmp_path / "x.bin").stat().st_size
     assert known in token_headers.format_of(content()[: token_headers.HEAD], size)
     if name in ("numpy", "llm.c", "llm.c wide"):  # which `tokens:` reads
-        with pytest.raises(UserError, match=rf"it begins as .*{known}.*\n.*tokens:{tmp_path}/x.bin"):
+        with pytest.raises(
+            UserError, match=rf"it begins as .*{known}.*\n.*tokens:{tmp_path}/x.bin"
+        ):
             parse_all([f"bin:{tmp_path}/x.bin"])
         return
     assert all(known in said for said in refusals(tmp_path / "x.bin"))
@@ -198,7 +207,9 @@ def test_a_count_in_front_is_a_header(form, before, after, number, tmp_path):
     for spec in (f"bin:{tmp_path}/x.bin", f"tokens:{tmp_path}/x.bin#uint16&end=5"):
         with pytest.raises(UserError, match="a header that is not known"):
             parse_all([spec])
-    (tmp_path / "wide.bin").write_bytes(struct.pack("<2I", 1, len(IDS)) + IDS.astype("<u4").tobytes())
+    (tmp_path / "wide.bin").write_bytes(
+        struct.pack("<2I", 1, len(IDS)) + IDS.astype("<u4").tobytes()
+    )
     with pytest.raises(UserError, match="number 2 is 4,096, the count of what follows"):
         parse_all([f"tokens:{tmp_path}/wide.bin#uint32&end=5"])
 

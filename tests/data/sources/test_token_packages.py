@@ -34,9 +34,19 @@ def python_with(name, package):
         return str(python)
     venv.create(folder, with_pip=True, symlinks=True)
     asked = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
-    packages = Path(subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip())
+    packages = Path(
+        subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
+    )
     (packages / "here.pth").write_text(sysconfig.get_path("purelib"))
-    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *package.split()]
+    command = [
+        str(python),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        *package.split(),
+    ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     except subprocess.TimeoutExpired:
@@ -85,15 +95,27 @@ def test_our_files_by_bytes_are_those_of_the_packages(tmp_path):
         for chunk in chunks:
             part = documents()[done : done + chunk["chunk_size"]]
             done += len(part)
-            written = token_writers.litdata(ours / f"{dtype}_{done}", part, dtype, chunk_rows=len(part))
+            written = token_writers.litdata(
+                ours / f"{dtype}_{done}", part, dtype, chunk_rows=len(part)
+            )
             same = (theirs / f"litdata_{dtype}_None" / chunk["filename"]).read_bytes()
             assert (written / "chunk-0-0.bin").read_bytes() == same, chunk["filename"]
         assert done == len(documents())
-    for name, dtype, encoding in (("fixed", "int32", None), ("free", "uint16", "ndarray"), ("bytes", "int64", "bytes")):
+    for name, dtype, encoding in (
+        ("fixed", "int32", None),
+        ("free", "uint16", "ndarray"),
+        ("bytes", "int64", "bytes"),
+    ):
         folder = theirs / f"mds_{name}_None"
-        rows = [shard for shard in json.loads((folder / "index.json").read_text())["shards"] if shard["samples"]]
+        rows = [
+            shard
+            for shard in json.loads((folder / "index.json").read_text())["shards"]
+            if shard["samples"]
+        ]
         assert [shard["samples"] for shard in rows] == [1] * len(documents())
-        written = token_writers.mds(ours / name, documents(), dtype, encoding, shard_rows=1, size_limit=100)
+        written = token_writers.mds(
+            ours / name, documents(), dtype, encoding, shard_rows=1, size_limit=100
+        )
         for number, shard in enumerate(rows):
             same = (folder / shard["raw_data"]["basename"]).read_bytes()
             assert (written / f"shard.{number:05d}.mds").read_bytes() == same, (name, number)

@@ -47,9 +47,15 @@ def wrong(spec):
 FORMATS = {
     **{f"megatron {dtype}": (write.megatron, dtype, "") for dtype in ("uint16", "int32", "int64")},
     **{f"datatrove {dtype}.ds": (write.datatrove, dtype, "") for dtype in ("uint16", "uint32")},
-    **{f"numpy {dtype}.npy": (write.numpy_file, dtype, "#end=eos") for dtype in ("uint16", "uint32", "int64")},
+    **{
+        f"numpy {dtype}.npy": (write.numpy_file, dtype, "#end=eos")
+        for dtype in ("uint16", "uint32", "int64")
+    },
     **{f"olmo {dtype}.npy": (write.olmo, dtype, "") for dtype in ("uint16", "uint32")},
-    **{f"bare {dtype}.npy": (write.bare, dtype, f"#{dtype}&end={END}") for dtype in ("uint16", "uint32", "uint64")},
+    **{
+        f"bare {dtype}.npy": (write.bare, dtype, f"#{dtype}&end={END}")
+        for dtype in ("uint16", "uint32", "uint64")
+    },
     **{f"mds {dtype}": (write.mds, dtype, "") for dtype in ("uint16", "int32")},
     **{f"litdata {dtype}": (write.litdata, dtype, "") for dtype in ("uint16", "int32", "int64")},
 }
@@ -91,7 +97,11 @@ def test_columns_of_mds(encoding, dtype, compression, options, tmp_path):
     documents = [[*range(20, 27), END]] * 3 if encoding.endswith(":8") else ending()
     folder = write.mds(tmp_path / "mds", documents, dtype, encoding, compression)
     if compression == "gzip":  # MDS's name of it
-        text = (folder / "index.json").read_text().replace('"compression": "gzip"', '"compression": "gz:9"')
+        text = (
+            (folder / "index.json")
+            .read_text()
+            .replace('"compression": "gzip"', '"compression": "gz:9"')
+        )
         (folder / "index.json").write_text(text)
     assert read(f"tokens:{folder}{options}") == documents
 
@@ -151,7 +161,9 @@ def test_a_folder_with_files_of_several_programs_is_refused(tmp_path):
     """Both are .bin: their documents were read as those of one corpus."""
     write.megatron(tmp_path / "a", [[5, END]])
     write.llm_c(tmp_path / "b.bin", [[5, 6]], "uint16")
-    assert "token files of 2 kinds (Megatron's .bin and .idx, llm.c's token file)" in wrong(f"tokens:{tmp_path}")
+    assert "token files of 2 kinds (Megatron's .bin and .idx, llm.c's token file)" in wrong(
+        f"tokens:{tmp_path}"
+    )
 
 
 def test_prefixes_of_megatron_may_be_globbed(tmp_path):
@@ -193,7 +205,10 @@ def test_what_a_format_does_not_record_is_asked_for_and_the_remedy_reads(tmp_pat
     """Each refusal ends with a spec; written so, it is taken."""
     write.numpy_file(tmp_path / "x.npy", ending())
     write.bare(tmp_path / "raw.bin", ending())
-    for name, said in {"x.npy": "nothing says where documents end", "raw.bin": "nothing says how wide"}.items():
+    for name, said in {
+        "x.npy": "nothing says where documents end",
+        "raw.bin": "nothing says how wide",
+    }.items():
         message = wrong(f"tokens:{tmp_path}/{name}")
         remedy = message.rpartition("tokens:")[2].split(",")[0].strip()
         assert said in message and read(f"tokens:{remedy}") == ending()
@@ -217,7 +232,12 @@ def test_options_that_are_not_taken(options, said, tmp_path):
 
 
 def test_another_width_than_that_of_the_ids_is_refused(tmp_path):
-    for dtype, other in (("uint16", "uint32"), ("uint32", "uint16"), ("uint32", "uint64"), ("uint64", "uint32")):
+    for dtype, other in (
+        ("uint16", "uint32"),
+        ("uint32", "uint16"),
+        ("uint32", "uint64"),
+        ("uint64", "uint32"),
+    ):
         path = write.bare(tmp_path / f"{dtype}.npy", ending(), dtype)
         assert "its ids are not" in wrong(f"tokens:{path}#{other}&end=2")
         assert "nothing says how wide" in wrong(f"tokens:{path}")
@@ -234,38 +254,118 @@ def damage(path, change):
     [
         (write.megatron, "x.bin", lambda data: data[:-4], "where its index has"),
         (write.megatron, "x.idx", lambda data: data[:-8], "where its header asks for"),
-        (write.megatron, "x.idx", lambda data: data[:17] + b"\x07" + data[18:], "type 7, which is none of whole"),
-        (write.megatron, "x.idx", lambda data: data[:9] + b"\x02" + data[10:], "version 2, and 1 is read"),
+        (
+            write.megatron,
+            "x.idx",
+            lambda data: data[:17] + b"\x07" + data[18:],
+            "type 7, which is none of whole",
+        ),
+        (
+            write.megatron,
+            "x.idx",
+            lambda data: data[:9] + b"\x02" + data[10:],
+            "version 2, and 1 is read",
+        ),
         (write.megatron, "x.idx", lambda data: data + b"\0" * 7, "a mode for every sequence"),
-        (write.megatron, "x.idx", lambda data: data[:-1] + b"\1", "are not those of its 7 sequences"),
-        (write.megatron, "x.idx", lambda data: data[:64] + b"\5" + data[65:], "do not follow one another"),
-        (write.megatron, "x.idx", lambda data: b"TNTIDX\0\0" + data[8:], "begins as fairseq's index"),
+        (
+            write.megatron,
+            "x.idx",
+            lambda data: data[:-1] + b"\1",
+            "are not those of its 7 sequences",
+        ),
+        (
+            write.megatron,
+            "x.idx",
+            lambda data: data[:64] + b"\5" + data[65:],
+            "do not follow one another",
+        ),
+        (
+            write.megatron,
+            "x.idx",
+            lambda data: b"TNTIDX\0\0" + data[8:],
+            "begins as fairseq's index",
+        ),
         (write.megatron, "x.idx", lambda data: data[:37] + b"\xff" + data[38:], "a sequence of -"),
         (write.datatrove, "x", lambda data: data[:-2], "where its index has"),
         (write.datatrove, "x.index", lambda data: data[:-1], "no whole 64-bit numbers"),
-        (write.datatrove, "x.index", lambda data: data[:8] + b"\1" + data[9:], "ends before it begins"),
-        (write.datatrove, "x.metadata", lambda data: b"gpt2|4\n", "has ids of 4 bytes, and the index of 2"),
+        (
+            write.datatrove,
+            "x.index",
+            lambda data: data[:8] + b"\1" + data[9:],
+            "ends before it begins",
+        ),
+        (
+            write.datatrove,
+            "x.metadata",
+            lambda data: b"gpt2|4\n",
+            "has ids of 4 bytes, and the index of 2",
+        ),
         (write.llm_c, "x", lambda data: data[:-2], "where its header has"),
         (write.llm_c, "x", lambda data: data[:4] + b"\3" + data[5:], "version 3, and 1 is read"),
         (write.olmo, "x", lambda data: data[:-4], "bytes, where"),
         (write.numpy_file, "x", lambda data: data + data, "bytes follow its array"),
-        (write.numpy_file, "x", lambda data: data[:8] + b"\x20\0" + data[10:], "its header or index is damaged"),
+        (
+            write.numpy_file,
+            "x",
+            lambda data: data[:8] + b"\x20\0" + data[10:],
+            "its header or index is damaged",
+        ),
         (write.mds, "shard.00001.mds", lambda data: data[:-1], "where index.json has"),
         (write.mds, "index.json", lambda data: b"{", "index.json cannot be read"),
         (write.mds, "index.json", lambda data: b"[]", "holds no object"),
-        (write.mds, "index.json", lambda data: data.replace(b'"basename"', b'"name"'), "is not that of MDS"),
-        (write.mds, "index.json", lambda data: data.replace(b'"shard.0', b'"../shard.0'), "outside its folder"),
-        (write.mds, "index.json", lambda data: data.replace(b"ndarray:int32", b"ndarray:float32"), "holds float32"),
-        (write.mds, "index.json", lambda data: data.replace(b"ndarray:int32", b"jpeg"), "no column"),
+        (
+            write.mds,
+            "index.json",
+            lambda data: data.replace(b'"basename"', b'"name"'),
+            "is not that of MDS",
+        ),
+        (
+            write.mds,
+            "index.json",
+            lambda data: data.replace(b'"shard.0', b'"../shard.0'),
+            "outside its folder",
+        ),
+        (
+            write.mds,
+            "index.json",
+            lambda data: data.replace(b"ndarray:int32", b"ndarray:float32"),
+            "holds float32",
+        ),
+        (
+            write.mds,
+            "index.json",
+            lambda data: data.replace(b"ndarray:int32", b"jpeg"),
+            "no column",
+        ),
         (write.litdata, "chunk-0-1.bin", lambda data: data[:-4], "where index.json has"),
-        (write.litdata, "index.json", lambda data: data.replace(b"no_header_tensor:16", b"jpeg"), "its items are jpeg"),
-        (write.litdata, "index.json", lambda data: data.replace(b":16", b":0"), "none of whole numbers"),
-        (write.litdata, "index.json", lambda data: data.replace(b"chunks", b"parts"), "neither that of MDS nor"),
+        (
+            write.litdata,
+            "index.json",
+            lambda data: data.replace(b"no_header_tensor:16", b"jpeg"),
+            "its items are jpeg",
+        ),
+        (
+            write.litdata,
+            "index.json",
+            lambda data: data.replace(b":16", b":0"),
+            "none of whole numbers",
+        ),
+        (
+            write.litdata,
+            "index.json",
+            lambda data: data.replace(b"chunks", b"parts"),
+            "neither that of MDS nor",
+        ),
     ],
 )
 def test_a_damaged_file_is_named_before_a_run(writer, file, change, said, tmp_path):
     (tmp_path / "in").mkdir()
-    suffix = {write.datatrove: ".ds", write.llm_c: ".bin", write.olmo: ".npy", write.numpy_file: ".npy"}.get(writer, "")
+    suffix = {
+        write.datatrove: ".ds",
+        write.llm_c: ".bin",
+        write.olmo: ".npy",
+        write.numpy_file: ".npy",
+    }.get(writer, "")
     documents = beginning(GPT_2) if writer is write.llm_c else ending()
     path = writer(tmp_path / "in" / f"x{suffix}", documents)
     folder = path if path.is_dir() else path.parent
@@ -313,7 +413,9 @@ def test_what_is_no_token_file_is_refused(place, said, tmp_path):
     (tmp_path / "loss.ds.loss").write_bytes(b"\1")
     write.bare(tmp_path / "alone.ds", ending())
     ids = map(np.array, ending())
-    token_file.write(tmp_path / "own.bin", ids, tokenizer="t", vocabulary=60_000, sources={}, choice={})
+    token_file.write(
+        tmp_path / "own.bin", ids, tokenizer="t", vocabulary=60_000, sources={}, choice={}
+    )
     np.save(tmp_path / "float.npy", np.ones(4))
     np.save(tmp_path / "objects.npy", np.array([{}, {}]), allow_pickle=True)
     root = tmp_path if (tmp_path / place).exists() else folder
@@ -378,10 +480,16 @@ def test_training_on_the_evaluation_is_refused(tmp_path):
 def test_ids_are_those_of_the_tokenizer_or_refused(tmp_path, tokenizer, caplog):
     path = write.datatrove(tmp_path / "x.ds", [[5, 6, 1], [299, 1]])
     rows = tokenize([f"tokens:{path}"], tokenizer, "train", tmp_path / "cache")
-    assert list(rows["input_ids"]) == [[5, 6, 1], [299, 1]] and rows["name"][:] == ["x.ds@0", "x.ds@3"]
+    assert list(rows["input_ids"]) == [[5, 6, 1], [299, 1]] and rows["name"][:] == [
+        "x.ds@0",
+        "x.ds@3",
+    ]
     assert "its ids were made with the tokenizer gpt2, as it records" in caplog.text
     write.datatrove(path, [[5, 6, 1], [300, 1]])
-    with pytest.raises(UserError, match=r"x.ds@3 has token ids 1 \.\. 300, outside the tokenizer's vocabulary of 300"):
+    with pytest.raises(
+        UserError,
+        match=r"x.ds@3 has token ids 1 \.\. 300, outside the tokenizer's vocabulary of 300",
+    ):
         tokenize([f"tokens:{path}"], tokenizer, "train", tmp_path / "cache")
 
 

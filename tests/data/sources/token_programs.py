@@ -73,7 +73,11 @@ for dtype in ("uint16", "int64"):
 
 # program, package and version, what is written -> what a spec adds to its path
 PACKAGES = {
-    "megatron": (MEGATRON, "megatron-core==0.16.1", {"megatron_uint16": "", "megatron_int32.bin": ""}),
+    "megatron": (
+        MEGATRON,
+        "megatron-core==0.16.1",
+        {"megatron_uint16": "", "megatron_int32.bin": ""},
+    ),
     "datatrove": (DATATROVE, "datatrove==0.10.1", {"datatrove_2.ds": "", "datatrove_4.ds": ""}),
     "mds": (
         MDS,
@@ -86,8 +90,16 @@ PACKAGES = {
     "litdata": (
         LITDATA,
         "litdata==0.2.76 zstd==1.5.7.2",
-        {f"litdata_{dtype}_{codec}": "" for dtype in ("int32", "uint16") for codec in (None, "zstd")},
+        {
+            f"litdata_{dtype}_{codec}": ""
+            for dtype in ("int32", "uint16")
+            for codec in (None, "zstd")
+        },
     ),
-    "olmo": (OLMO, "ai2-olmo-core==3.0.0", {f"olmo_{dtype}.npy": f"#{dtype}&end=2" for dtype in ("uint16", "uint32")}),
+    "olmo": (
+        OLMO,
+        "ai2-olmo-core==3.0.0",
+        {f"olmo_{dtype}.npy": f"#{dtype}&end=2" for dtype in ("uint16", "uint32")},
+    ),
     "numpy": (NUMPY, None, {f"numpy_{dtype}.npy": "#end=2" for dtype in ("uint16", "int64")}),
 }

@@ -29,8 +29,15 @@ def megatron(prefix, documents, dtype="int32", sentences=1):
         borders.append(len(lengths))
     size = np.dtype(dtype).itemsize
     pointers = (np.cumsum([0, *lengths])[:-1] * size).astype("<i8")
-    head = struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, MEGATRON_CODES[dtype], len(lengths), len(borders))
-    index = head + np.array(lengths, "<i4").tobytes() + pointers.tobytes() + np.array(borders, "<i8").tobytes()
+    head = struct.pack(
+        "<9sQBQQ", b"MMIDIDX\0\0", 1, MEGATRON_CODES[dtype], len(lengths), len(borders)
+    )
+    index = (
+        head
+        + np.array(lengths, "<i4").tobytes()
+        + pointers.tobytes()
+        + np.array(borders, "<i8").tobytes()
+    )
     prefix.with_name(prefix.name + ".idx").write_bytes(index)
     prefix.with_name(prefix.name + ".bin").write_bytes(joined(documents, dtype).tobytes())
     return prefix
@@ -70,8 +77,12 @@ def olmo(path, documents, dtype="uint32"):
     """dolma's tokens with their metadata."""
     bare(path, documents, dtype)
     ends = np.cumsum([0, *map(len, documents)])
-    lines = "".join(f"{ends[n]},{ends[n + 1]},id{n},a.jsonl.gz,{n}\n" for n in range(len(documents)))
-    path.with_name(path.name.removesuffix(".npy") + ".csv.gz").write_bytes(gzip.compress(lines.encode()))
+    lines = "".join(
+        f"{ends[n]},{ends[n + 1]},id{n},a.jsonl.gz,{n}\n" for n in range(len(documents))
+    )
+    path.with_name(path.name.removesuffix(".npy") + ".csv.gz").write_bytes(
+        gzip.compress(lines.encode())
+    )
     return path
 
 
@@ -86,11 +97,21 @@ def mds_row(ids, dtype, encoding):
     return kind + bytes([(1 << 2) | code]) + np.array([len(ids)], f"<u{code + 1}").tobytes() + data
 
 
-def mds(folder, documents, dtype="int32", encoding=None, compression=None, shard_rows=2, size_limit=2**26):
+def mds(
+    folder,
+    documents,
+    dtype="int32",
+    encoding=None,
+    compression=None,
+    shard_rows=2,
+    size_limit=2**26,
+):
     """streaming's MDSWriter with a column of ids, and one of text before it."""
     encoding = f"ndarray:{dtype}" if encoding is None else encoding
     folder.mkdir()
-    fixed = int(encoding.split(":")[2]) * np.dtype(dtype).itemsize if encoding.count(":") == 2 else None
+    fixed = (
+        int(encoding.split(":")[2]) * np.dtype(dtype).itemsize if encoding.count(":") == 2 else None
+    )
     settings = {
         "version": 2,
         "format": "mds",
@@ -110,7 +131,9 @@ def mds(folder, documents, dtype="int32", encoding=None, compression=None, shard
             rows.append(np.array(sizes, "<u4").tobytes() + b"web" + row)
         text = json.dumps(settings, sort_keys=True).encode()
         offsets = np.cumsum([0, *map(len, rows)]) + 4 + 4 * (len(rows) + 1) + len(text)
-        data = struct.pack("<I", len(rows)) + offsets.astype("<u4").tobytes() + text + b"".join(rows)
+        data = (
+            struct.pack("<I", len(rows)) + offsets.astype("<u4").tobytes() + text + b"".join(rows)
+        )
         name = f"shard.{number:05d}.mds"
         entry = {**settings, "samples": len(rows), "zip_data": None}
         entry["raw_data"] = {"basename": name, "bytes": len(data), "hashes": {}}
@@ -134,8 +157,12 @@ def litdata(folder, documents, dtype="int32", compression=None, chunk_rows=2):
         data = np.array([len(rows), *offsets], "<u4").tobytes() + b"".join(rows)
         name = f"chunk-0-{number}.zstd.bin" if compression else f"chunk-0-{number}.bin"
         tokens = sum(map(len, documents[start : start + chunk_rows]))
-        chunks.append({"chunk_bytes": len(data), "chunk_size": len(rows), "dim": tokens, "filename": name})
-        (folder / name).write_bytes(pa.Codec("zstd").compress(data, asbytes=True) if compression else data)
+        chunks.append(
+            {"chunk_bytes": len(data), "chunk_size": len(rows), "dim": tokens, "filename": name}
+        )
+        (folder / name).write_bytes(
+            pa.Codec("zstd").compress(data, asbytes=True) if compression else data
+        )
     config = {
         "compression": compression,
         "chunk_size": chunk_rows,

@@ -47,14 +47,21 @@ def test_an_oracles_texts_are_written_by_id_and_scored(command, tmp_path, monkey
     known = known_answers("quality", "gov_report")
 
     def answer(self, requests, disable_tqdm=False):
-        return [next(text for asked, text in known.items() if asked in each.args[0]) for each in requests]
+        return [
+            next(text for asked, text in known.items() if asked in each.args[0])
+            for each in requests
+        ]
 
     monkeypatch.setattr(HarnessModel, "generate_until", answer)
     names = ("quality", "gov_report")
     assert command(*names, "quality_hard") == 0
     rows = {name: examples.read(name, "validation", DATA) for name in names}
-    assert written(tmp_path) == {name: {each.id: each.outputs[0] for each in rows[name]} for name in names}
-    scores = {name: (each["metric"], each["value"]) for name, each in figures(tmp_path)["tasks"].items()}
+    assert written(tmp_path) == {
+        name: {each.id: each.outputs[0] for each in rows[name]} for name in names
+    }
+    scores = {
+        name: (each["metric"], each["value"]) for name, each in figures(tmp_path)["tasks"].items()
+    }
     assert scores == {
         "tape_scrolls_quality": ("exact_match", 1.0),
         "tape_scrolls_quality_hard": ("exact_match", 1.0),
@@ -77,5 +84,8 @@ def test_prompts_are_cut_to_the_models_length_and_counted(command, tmp_path):
     assert command("qasper", words=["--max_length", "300", "--gen_kwargs", "max_gen_toks=6"]) == 0
     lengths = [1 + len(row.input.encode()) for row in examples.read("qasper", "validation", DATA)]
     cut = [max(0, length - (300 - 201)) for length in lengths]
-    assert figures(tmp_path)["cut"] == {"requests": sum(each > 0 for each in cut), "tokens": sum(cut)}
+    assert figures(tmp_path)["cut"] == {
+        "requests": sum(each > 0 for each in cut),
+        "tokens": sum(cut),
+    }
     assert sum(cut) > 0

@@ -29,8 +29,13 @@ def manager():
 
 
 def evaluate(model, manager, *tasks):
-    found = simple_evaluate(model=model, tasks=list(tasks), task_manager=manager, log_samples=False)["results"]
-    return {name: {key: value for key, value in entry.items() if "," in key} for name, entry in found.items()}
+    found = simple_evaluate(
+        model=model, tasks=list(tasks), task_manager=manager, log_samples=False
+    )["results"]
+    return {
+        name: {key: value for key, value in entry.items() if "," in key}
+        for name, entry in found.items()
+    }
 
 
 def oracle():
@@ -51,7 +56,9 @@ def test_an_oracle_is_right_in_every_task(evaluated):
         assert found[f"tape_scrolls_{name}"][f"{dataset.metric},none"] == pytest.approx(1.0), name
     hard = sum(each.hard for each in examples.read("quality", "validation", DATA))
     assert hard > 0
-    assert len(model.read) == hard + sum(len(examples.read(name, "validation", DATA)) for name in DATASETS)
+    assert len(model.read) == hard + sum(
+        len(examples.read(name, "validation", DATA)) for name in DATASETS
+    )
 
 
 @pytest.mark.parametrize("name", DATASETS)
@@ -59,7 +66,9 @@ def test_prompts_are_whole_and_answers_limited(name, evaluated):
     asked, dataset = dict(evaluated[0].read), DATASETS[name]
     for each in examples.read(name, "validation", DATA):
         summary = dataset.kind == "summary"
-        settings = asked[f"{prompts.BEFORE}{each.input}{prompts.REQUEST}" if summary else each.input]
+        settings = asked[
+            f"{prompts.BEFORE}{each.input}{prompts.REQUEST}" if summary else each.input
+        ]
         assert (settings["max_gen_toks"], settings["do_sample"]) == (dataset.answer_tokens, False)
         assert not settings["until"]
 
@@ -78,7 +87,10 @@ def test_training_and_lm_eval_read_the_same_ids(name, room, manager, llama, tmp_
     form = sequences.SequenceForm(max_tokens, dataset.answer_tokens)
     trained = sequences.tokenize(name, "validation", DATA, tokenizer, form, tmp_path, questions=3)
     asked = [row["input_ids"][: -row["targets"]] for row in trained]
-    cut = [row.cut_tokens > 0 for row in documents(manager, name, max_tokens=max_tokens, tokenizer=str(llama))]
+    cut = [
+        row.cut_tokens > 0
+        for row in documents(manager, name, max_tokens=max_tokens, tokenizer=str(llama))
+    ]
     assert set(cut) == {room == 120}
     model, plain = Oracle(lambda prompt: ""), HFLM(pretrained=str(llama), device="cpu")
     evaluate(model, manager(max_tokens=max_tokens, tokenizer=str(llama)), f"tape_scrolls_{name}")
@@ -104,14 +116,21 @@ def test_the_published_generation_reads_15000_words(words, kept, manager, llama,
     (tmp_path / "qasper").mkdir()
     row = {"id": "1", "input": " ".join("w" * words), "output": "a"}
     (tmp_path / "qasper" / "validation.jsonl").write_text(json.dumps(row))
-    told = {"max_tokens": 100_000, "tokenizer": str(llama), "data_dir": str(tmp_path), "reference_format": True}
+    told = {
+        "max_tokens": 100_000,
+        "tokenizer": str(llama),
+        "data_dir": str(tmp_path),
+        "reference_format": True,
+    }
     (found,) = documents(manager, "qasper", **told)
     assert found.prompt == " ".join("w" * kept) and found.cut_tokens == words - kept
 
 
 def test_the_reference_format_repeats_the_end_of_a_short_summary_s_prompt(manager, llama):
     told = {"max_tokens": 8192, "tokenizer": str(llama), "reference_format": True}
-    for whole, found in zip(documents(manager, "gov_report"), documents(manager, "gov_report", **told), strict=True):
+    for whole, found in zip(
+        documents(manager, "gov_report"), documents(manager, "gov_report", **told), strict=True
+    ):
         assert found.prompt == whole.prompt + whole.prompt[-7:] and found.cut_tokens == 0
 
 
@@ -126,7 +145,10 @@ def test_the_reference_format_is_refused_where_bos_is_eos(manager, tmp_path):
 
 
 def test_rows_without_answers_are_refused(manager, tmp_path):
-    rows = [{"id": str(number), "input": "Which?", "output": output} for number, output in enumerate(["a", None])]
+    rows = [
+        {"id": str(number), "input": "Which?", "output": output}
+        for number, output in enumerate(["a", None])
+    ]
     (tmp_path / "qasper").mkdir()
     (tmp_path / "qasper" / "test.jsonl").write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(UserError, match="1 of 2 questions of qasper have no reference answer"):

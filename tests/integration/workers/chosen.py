@@ -11,7 +11,9 @@ def main() -> int:
 
     from tape_ds.training.runs import assembly
 
-    assembly.settle_here = lambda recipe, config: recipe_job.settle(recipe, config, hardware.find("a100-80"))
+    assembly.settle_here = lambda recipe, config: recipe_job.settle(
+        recipe, config, hardware.find("a100-80")
+    )
     return train.main("extend_llama")
 
 

@@ -26,7 +26,9 @@ class Sequences(torch.utils.data.Dataset):
         return 16
 
     def __getitem__(self, index):
-        ids = torch.randint(0, VOCABULARY, (LENGTH,), generator=torch.Generator().manual_seed(index))
+        ids = torch.randint(
+            0, VOCABULARY, (LENGTH,), generator=torch.Generator().manual_seed(index)
+        )
         return {
             "input_ids": ids,
             "labels": ids.clone(),

@@ -19,7 +19,14 @@ from tape_ds.methods.prepare import prepare
 from tape_ds.models import convert
 from tape_ds.models.loading import extendable
 from tape_ds.training.trainer import TapeTrainer
-from tests.integration.workers.common import LENGTH, VOCABULARY, Sequences, arguments, end, run_worker
+from tests.integration.workers.common import (
+    LENGTH,
+    VOCABULARY,
+    Sequences,
+    arguments,
+    end,
+    run_worker,
+)
 
 LAYOUTS = [(0, True), (1, False), (2, True), (3, False), (3, True)]
 """ZeRO's stage, and whether blocks are computed again."""
@@ -53,11 +60,21 @@ def base_folder(folder: Path) -> Path:
 
 
 def train(
-    folder: Path, base: Path, stage: int, checkpointing: bool, method: str, bf16: bool, special: str = ""
+    folder: Path,
+    base: Path,
+    stage: int,
+    checkpointing: bool,
+    method: str,
+    bf16: bool,
+    special: str = "",
 ) -> dict:
     """One engine from birth to death; returns what happened to its parameters."""
-    optimizer = {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto", "torch_adam": True}}
-    engine = {"optimizer": optimizer} if checkpointing else {}  # else the trainer makes it: they are to agree
+    optimizer = {
+        "type": "AdamW",
+        "params": {"lr": "auto", "weight_decay": "auto", "torch_adam": True},
+    }
+    # else the trainer makes it: they are to agree
+    engine = {"optimizer": optimizer} if checkpointing else {}
     plan = arguments(
         folder / f"run-{stage}-{checkpointing}-{method}-{bf16}",
         stage,
@@ -72,7 +89,11 @@ def train(
     )
     set_seed(5)
     native = convert.tape_config(extendable.read(base), position_encoding="rope")
-    config = native if method == "lora" else convert.tape_config(extendable.read(base), position_encoding="tape")
+    config = (
+        native
+        if method == "lora"
+        else convert.tape_config(extendable.read(base), position_encoding="tape")
+    )
     if method == "lora":
         Settings.train_position = False
     model = convert.load(base, config, dtype=torch.bfloat16 if bf16 else torch.float32)
@@ -83,7 +104,9 @@ def train(
     record = TrainedRecord(base=str(base), method=method, names=prepared.names)
     trainer = TapeTrainer(
         record=record,
-        teacher=Teacher(convert.load(base, native), LENGTH // 2, 0.25) if special == "distilled" else None,
+        teacher=Teacher(convert.load(base, native), LENGTH // 2, 0.25)
+        if special == "distilled"
+        else None,
         optimization=Optimization(position_learning_rate=None if method == "lora" else "3x"),
         tokens_per_step=4 * LENGTH,
         flops_per_token=1.0,
@@ -115,7 +138,9 @@ def train(
         "distinct": distinct,
         "lines": lines,
         "losses": [line["loss"] for line in lines],
-        "groups": [(group["initial_lr"], group["weight_decay"]) for group in trainer.optimizer.param_groups],
+        "groups": [
+            (group["initial_lr"], group["weight_decay"]) for group in trainer.optimizer.param_groups
+        ],
         "special": special,
         "dtype": str(next(bare.parameters()).dtype),
     }

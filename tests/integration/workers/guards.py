@@ -21,7 +21,14 @@ from tape_ds.resilience import guards
 from tape_ds.resilience.guards import StoppedByGuard
 from tape_ds.training.callbacks import Progress
 from tape_ds.training.trainer import TapeTrainer
-from tests.integration.workers.common import LENGTH, VOCABULARY, Sequences, arguments, end, run_worker
+from tests.integration.workers.common import (
+    LENGTH,
+    VOCABULARY,
+    Sequences,
+    arguments,
+    end,
+    run_worker,
+)
 from tests.methods.test_methods import settings
 from tests.models.helpers import tiny_config
 
@@ -50,7 +57,9 @@ class Weights(TrainerCallback):
 
     def on_train_begin(self, *args: Any, model: Any, **kwargs: Any) -> None:
         """Before the first step."""
-        self.held.append([getattr(each, "ds_tensor", each).detach().clone() for each in model.parameters()])
+        self.held.append(
+            [getattr(each, "ds_tensor", each).detach().clone() for each in model.parameters()]
+        )
 
     def on_step_end(self, *args: Any, model: Any, **kwargs: Any) -> None:
         """After each."""
@@ -78,7 +87,9 @@ def train(folder: Path, stage: int, bf16: bool) -> dict[str, Any]:
         weight_decay=0.1,
     )
     set_seed(5)
-    model = TapeForCausalLM(tiny_config(vocab_size=VOCABULARY)).to(torch.bfloat16 if bf16 else torch.float32)
+    model = TapeForCausalLM(tiny_config(vocab_size=VOCABULARY)).to(
+        torch.bfloat16 if bf16 else torch.float32
+    )
     prepared = prepare("full", model, settings())
     trainer = Poisoned(
         record=TrainedRecord(base="base", method="full", names=prepared.names),

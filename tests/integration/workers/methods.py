@@ -17,7 +17,14 @@ from tape_ds.methods.prepare import prepare
 from tape_ds.models import convert
 from tape_ds.models.loading import extendable
 from tape_ds.training.trainer import TapeTrainer
-from tests.integration.workers.common import LENGTH, VOCABULARY, Sequences, arguments, end, run_worker
+from tests.integration.workers.common import (
+    LENGTH,
+    VOCABULARY,
+    Sequences,
+    arguments,
+    end,
+    run_worker,
+)
 from tests.methods.test_methods import settings
 
 ANGLES = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
@@ -37,7 +44,12 @@ def probe() -> torch.Tensor:
 def save_base(folder: Path, tied: bool) -> None:
     """A tiny random Llama with grouped heads."""
     torch.manual_seed(7)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": VOCABULARY}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "vocab_size": VOCABULARY,
+    }
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     config = LlamaConfig(**sizes, **heads, tie_word_embeddings=tied, initializer_range=0.2)
     LlamaForCausalLM(config).save_pretrained(folder)
@@ -48,8 +60,12 @@ def train(folder: Path, method: str, tying: str) -> None:
     kind, base = methods.METHODS[method], folder / tying
     plan = arguments(folder / "run", 3, max_steps=3, gradient_checkpointing=True)
     set_seed(5)
-    config = convert.tape_config(extendable.read(base), position_encoding=kind.encoding, rope_parameters=ANGLES)
-    chosen = settings(train_position=kind.learns_positions, train_embeddings=kind.embeddings, group_tokens=8)
+    config = convert.tape_config(
+        extendable.read(base), position_encoding=kind.encoding, rope_parameters=ANGLES
+    )
+    chosen = settings(
+        train_position=kind.learns_positions, train_embeddings=kind.embeddings, group_tokens=8
+    )
     prepared = prepare(method, convert.load(base, config, dtype=torch.float32), chosen)
     record = TrainedRecord(base=str(base), method=method, names=prepared.names)
     trainer = TapeTrainer(

@@ -65,7 +65,11 @@ class Devices(TorchFunctionMode):
             kwargs["device"] = ACCELERATOR
         found = func(*args, **kwargs)
         # the only constructor that hides its device from the operators
-        return put(found, device is not None and names_accelerator(device)) if func is torch.tensor else found
+        return (
+            put(found, device is not None and names_accelerator(device))
+            if func is torch.tensor
+            else found
+        )
 
 
 def _moved(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -99,7 +103,9 @@ class Operators(TorchDispatchMode):
             _check(str(func.overloadpacket), given, tensors)
         found = func(*args, **kwargs)
         device = kwargs.get("device")
-        there = any(map(is_on_accelerator, tensors)) if device is None else names_accelerator(device)
+        there = (
+            any(map(is_on_accelerator, tensors)) if device is None else names_accelerator(device)
+        )
         known = {each.untyped_storage().data_ptr() for each in tensors}
         for each in tree_leaves(found):
             if isinstance(each, Tensor) and each.untyped_storage().data_ptr() not in known:
@@ -116,7 +122,9 @@ def _check(name: str, given: list[Any], tensors: list[Tensor]) -> None:
         if isinstance(each, torch.ScriptObject) and "ProcessGroup" in str(each._type())
     )
     wants_accelerator = group.group_name not in _host_groups
-    if name != ANYWHERE and any(is_on_accelerator(each) is not wants_accelerator for each in tensors):
+    if name != ANYWHERE and any(
+        is_on_accelerator(each) is not wants_accelerator for each in tensors
+    ):
         device = "cpu" if wants_accelerator else "cuda"
         raise RuntimeError(f"No backend type associated with device type {device} ({name})")
 
@@ -149,7 +157,9 @@ def install() -> None:
     distributed_c10d._get_object_coll_device = for_objects
     rank_sync.distributed = SimpleNamespace(**vars(distributed) | {"get_backend": lambda: "nccl"})
     CPU_Accelerator.current_device_name = lambda self: str(ACCELERATOR)
-    CPU_Accelerator.device_name = lambda self, index=None: Kind("cpu") if index is None else str(ACCELERATOR)
+    CPU_Accelerator.device_name = lambda self, index=None: (
+        Kind("cpu") if index is None else str(ACCELERATOR)
+    )
     PartialState.__init__ = join
 
 

@@ -22,7 +22,11 @@ from tape_ds.distributed.processes import leave_process_group
 from tape_ds.training.environment import prepare_process
 
 SEQUENCES, TOKENS, VOCABULARY, STEPS = 8, 6, 11, 3
-INFO = {UNIVERSAL_CHECKPOINT_INFO: {UNIVERSAL_CHECKPOINT_VERSION_KEY: UNIVERSAL_CHECKPOINT_VERSION_VALUE}}
+INFO = {
+    UNIVERSAL_CHECKPOINT_INFO: {
+        UNIVERSAL_CHECKPOINT_VERSION_KEY: UNIVERSAL_CHECKPOINT_VERSION_VALUE
+    }
+}
 
 
 class Odd(nn.Module):
@@ -65,8 +69,14 @@ def engine(stage: int, bf16: bool, settings: dict, universal: bool, accumulation
     model = Odd()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
-        {"params": [parameter for parameter in trained if parameter.dim() > 1], "weight_decay": 0.1},
-        {"params": [each for each in trained if each.dim() == 1 and each is not model.gain], "weight_decay": 0.0},
+        {
+            "params": [parameter for parameter in trained if parameter.dim() > 1],
+            "weight_decay": 0.1,
+        },
+        {
+            "params": [each for each in trained if each.dim() == 1 and each is not model.gain],
+            "weight_decay": 0.0,
+        },
         {"params": [model.gain], "weight_decay": 0.0, "lr": 3e-2},
     ]
     optimizer = torch.optim.AdamW(groups, lr=1e-2, fused=True)
@@ -77,7 +87,9 @@ def train(machine, first: int) -> list[float]:
     """Losses of a few steps, over all ranks; step i has the same sequences whatever the number of ranks."""
     losses, world, rank = [], torch.distributed.get_world_size(), torch.distributed.get_rank()
     for step in range(first, first + STEPS):
-        ids = torch.randint(0, VOCABULARY, (SEQUENCES, TOKENS), generator=torch.Generator().manual_seed(step))
+        ids = torch.randint(
+            0, VOCABULARY, (SEQUENCES, TOKENS), generator=torch.Generator().manual_seed(step)
+        )
         loss = machine(ids.chunk(world)[rank])
         machine.backward(loss)
         machine.step()
@@ -103,9 +115,15 @@ def run_job(folder: Path, job: dict) -> list[float] | str:
         return train(machine, STEPS)
     else:
         load_engine(
-            machine, Path(job["resume"]), STEPS, processes=torch.distributed.get_world_size(), stage=job["stage"]
+            machine,
+            Path(job["resume"]),
+            STEPS,
+            processes=torch.distributed.get_world_size(),
+            stage=job["stage"],
         )
-    machine.save_checkpoint(str(folder / job["name"]), tag=tag, client_state=INFO, exclude_frozen_parameters=True)
+    machine.save_checkpoint(
+        str(folder / job["name"]), tag=tag, client_state=INFO, exclude_frozen_parameters=True
+    )
     losses = train(machine, STEPS)
     machine.destroy()
     return losses

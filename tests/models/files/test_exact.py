@@ -61,12 +61,15 @@ def test_an_adapter_beside_whole_weights_is_refused_until_one_is_moved(plain, tm
     whole = merged_over_adapter(plain, both)
     (both / "tokenizer.json").write_text("{}")
     assert any(
-        "an adapter (adapter_config.json)" in each.wrong for each in known_config.check_model(str(both), online=False)
+        "an adapter (adapter_config.json)" in each.wrong
+        for each in known_config.check_model(str(both), online=False)
     )
     with pytest.raises(UserError, match="either may be what is meant"):
         load(both)
     assert convert_command.main(["llama-to-tape", str(both), str(tmp_path / "out")]) == 2
-    assert "either may be what is meant" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert (
+        "either may be what is meant" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    )
 
     (tmp_path / "aside").mkdir()
     for file in both.glob("adapter_*"):
@@ -77,14 +80,18 @@ def test_an_adapter_beside_whole_weights_is_refused_until_one_is_moved(plain, tm
 
 def shard_without_metadata(folder):
     (folder / weight_files.WHOLE).rename(folder / "model-1.safetensors")
-    places = dict.fromkeys(weight_files.headers_of(folder / "model-1.safetensors"), "model-1.safetensors")
+    places = dict.fromkeys(
+        weight_files.headers_of(folder / "model-1.safetensors"), "model-1.safetensors"
+    )
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
 
 
 LEFT_OVERS = {
     "distributed checkpoint": lambda folder: (folder / ".metadata").write_bytes(b"x"),
     "older weights": lambda folder: torch.save({"x": torch.ones(1)}, folder / "pytorch_model.bin"),
-    "stale shard": lambda folder: save_file({"x": torch.ones(1)}, folder / "model-00001-of-00002.safetensors"),
+    "stale shard": lambda folder: save_file(
+        {"x": torch.ones(1)}, folder / "model-00001-of-00002.safetensors"
+    ),
     "code": lambda folder: (folder / "modeling_llama.py").write_text("raise SystemExit\n"),
     "an index without metadata": shard_without_metadata,
 }
@@ -114,15 +121,30 @@ def with_tensors(folder, rename):
 
 
 WRONG = {
-    "layers": (partial(change, num_hidden_layers=9_000_000), "num_hidden_layers = 9,000,000, and the weights are"),
-    "width": (partial(change, hidden_size=2**40), r"hidden_size = 1,099,511,627,776, and the weights are"),
-    "rows": (partial(change, vocab_size=60), r"of another shape: .*embed_tokens.weight \[61, 32\], not \[60, 32\]"),
-    "compiled": (partial(with_tensors, rename=lambda name: f"_orig_mod.{name}"), r"without a place: _orig_mod"),
+    "layers": (
+        partial(change, num_hidden_layers=9_000_000),
+        "num_hidden_layers = 9,000,000, and the weights are",
+    ),
+    "width": (
+        partial(change, hidden_size=2**40),
+        r"hidden_size = 1,099,511,627,776, and the weights are",
+    ),
+    "rows": (
+        partial(change, vocab_size=60),
+        r"of another shape: .*embed_tokens.weight \[61, 32\], not \[60, 32\]",
+    ),
+    "compiled": (
+        partial(with_tensors, rename=lambda name: f"_orig_mod.{name}"),
+        r"without a place: _orig_mod",
+    ),
     "wrapped": (
         partial(with_tensors, rename=lambda name: f"module.{name}"),
         r"without a place: module.*every name begins with 'module\.'",
     ),
-    "other file": (partial(change, transformers_weights="ema.safetensors"), "names ema.safetensors as its weights"),
+    "other file": (
+        partial(change, transformers_weights="ema.safetensors"),
+        "names ema.safetensors as its weights",
+    ),
 }
 
 
@@ -169,7 +191,9 @@ def test_a_padding_token_without_a_row_is_refused_where_the_class_takes_no_null(
     """It was a traceback."""
     config = tiny_decoders.tiny_config("modernbert-decoder").to_dict()
     (tmp_path / "config.json").write_text(json.dumps(config | {"pad_token_id": 50_283}))
-    with pytest.raises(UserError, match=r"pad_token_id 50,283 has none of the 97 rows.* takes no null"):
+    with pytest.raises(
+        UserError, match=r"pad_token_id 50,283 has none of the 97 rows.* takes no null"
+    ):
         extendable.read(tmp_path)
 
 
@@ -178,7 +202,9 @@ def test_sizes_that_differ_by_layer_are_compared(tmp_path):
     embeddings = {f"model.layers.{layer}.weight": torch.zeros(97, 64) for layer in range(8)}
     save_file(embeddings, tmp_path / "model.safetensors")
     assert exact.check_sizes(tmp_path, tiny_decoders.tiny_config("gemma4_text")) == []
-    (problem,) = exact.check_sizes(tmp_path, tiny_decoders.tiny_config("gemma4_text", head_dim=1_000_000))
+    (problem,) = exact.check_sizes(
+        tmp_path, tiny_decoders.tiny_config("gemma4_text", head_dim=1_000_000)
+    )
     assert "head_dim = 1,000,000" in problem.wrong
 
 
@@ -199,7 +225,10 @@ def test_weights_keep_the_dtype_of_their_files(plain, tmp_path):
     assert native.dtype == torch.bfloat16
     assert exact.stored_dtype(plain, native) == torch.float32
     assert (
-        convert_command.main(["llama-to-tape", str(plain), str(tmp_path / "out"), "--position_encoding", "rope"]) == 0
+        convert_command.main(
+            ["llama-to-tape", str(plain), str(tmp_path / "out"), "--position_encoding", "rope"]
+        )
+        == 0
     )
     assert {header.dtype for header in weight_files.headers(tmp_path / "out").values()} == {"F32"}
     torch.save(load(plain).state_dict(), plain / weight_files.PICKLED)
@@ -243,9 +272,25 @@ def test_a_run_and_its_dry_run_compare_the_weights_first(plain, tmp_path, monkey
     """Weights of a wrapped model were found when the data had been tokenised, and by the dry run not at all."""
     tokenizer_of(61).save_pretrained(plain)
     (tmp_path / "text.txt").write_text("some text\n")
-    fields = {"model": plain, "train_data": f"text:{tmp_path}/text.txt", "output_dir": tmp_path / "run"}
-    fields |= {"method": "lora", "target_length": 128, "rope_parameters": "{}", "window": 16, "pose_chunks": 1}
-    fields |= {"eval_data": "", "eval_length": 64, "passkey_lengths": "[]", "global_batch_size": 4, "deepspeed": "null"}
+    fields = {
+        "model": plain,
+        "train_data": f"text:{tmp_path}/text.txt",
+        "output_dir": tmp_path / "run",
+    }
+    fields |= {
+        "method": "lora",
+        "target_length": 128,
+        "rope_parameters": "{}",
+        "window": 16,
+        "pose_chunks": 1,
+    }
+    fields |= {
+        "eval_data": "",
+        "eval_length": 64,
+        "passkey_lengths": "[]",
+        "global_batch_size": 4,
+        "deepspeed": "null",
+    }
     recipe = loads.extension(flags(fields | {"bf16": "false", "dry_run": "true"}))
     assert "64 -> 128 positions" in train.describe(recipe)
     with_tensors(plain, lambda name: f"module.{name}")

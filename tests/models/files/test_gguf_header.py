@@ -40,7 +40,12 @@ def header_file(path, architecture="qwen3", fields=None, tensors=(), divisors=No
     """A GGUF file of one block with a norm."""
     writer = GGUFWriter(path, architecture)
     rope = {"rope.freq_base": 1e6, "rope.scaling.factor": 2.5}
-    for name, value in {**SIZES, **rope, "attention.layer_norm_rms_epsilon": 1e-6, **(fields or {})}.items():
+    for name, value in {
+        **SIZES,
+        **rope,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        **(fields or {}),
+    }.items():
         key = f"{architecture}.{name}"
         if isinstance(value, str):
             writer.add_string(key, value)
@@ -81,7 +86,9 @@ def test_numbers_of_every_layer_are_read_where_they_are_one(tmp_path):
     same = header_file(tmp_path / "same.gguf", fields={"attention.head_count_kv": [2, 2, 2]})
     assert gguf_header.read(same).config()["num_key_value_heads"] == 2
     differing = header_file(tmp_path / "differing.gguf", fields={"attention.head_count_kv": [2, 1]})
-    with pytest.raises(UserError, match=r"differing\.gguf.*layers differ in qwen3\.attention\.head_count_kv"):
+    with pytest.raises(
+        UserError, match=r"differing\.gguf.*layers differ in qwen3\.attention\.head_count_kv"
+    ):
         gguf_header.read(differing).config()
 
 
@@ -94,9 +101,19 @@ def test_numbers_of_every_layer_are_read_where_they_are_one(tmp_path):
         ({"fields": {"rope.dimension_count": 4}}, "rotates 4 of 6 columns"),
         ({"fields": {"context_length": None}}, "max_position_embeddings is None"),
         ({"fields": {"block_count": "one"}}, r"qwen3\.block_count is 'one'"),
-        ({"tensors": ["blk.0.attn_q.bias", "blk.0.attn_sinks.weight"]}, r"a qwen3: attn_q\.bias, attn_sinks\.weight"),
+        (
+            {"tensors": ["blk.0.attn_q.bias", "blk.0.attn_sinks.weight"]},
+            r"a qwen3: attn_q\.bias, attn_sinks\.weight",
+        ),
         ({"divisors": [1.0, 2.0, 4.0]}, "for a Llama alone"),
-        ({"architecture": "llama", "divisors": [1.0, 2.5, 2.0], "fields": {"rope.scaling.factor": None}}, "Llama 3's"),
+        (
+            {
+                "architecture": "llama",
+                "divisors": [1.0, 2.5, 2.0],
+                "fields": {"rope.scaling.factor": None},
+            },
+            "Llama 3's",
+        ),
     ],
 )
 def test_what_would_be_lost_is_refused_by_the_files_name(tmp_path, options, wrong):
@@ -105,7 +122,9 @@ def test_what_would_be_lost_is_refused_by_the_files_name(tmp_path, options, wron
     with pytest.raises(UserError, match=wrong) as caught:
         gguf_header.read(file).config()
     assert str(file) in str(caught.value)
-    assert known_config.check_model(str(file), online=False) == caught.value.problems, "found by a check of the recipe"
+    assert known_config.check_model(str(file), online=False) == caught.value.problems, (
+        "found by a check of the recipe"
+    )
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,9 @@ def test_a_revision_leads_to_its_commit(tmp_path, monkeypatch):
         save_file({"x": torch.ones(size)}, tmp_path / name / "model.safetensors")
     commits = {OLD: tmp_path / "old", NEW: tmp_path / "new"}
     hub_cache.put(monkeypatch, tmp_path / "hub", "org/tiny", commits, {"main": NEW, "v1": OLD})
-    found = {name: model_folder.resolve(name) for name in ("org/tiny", "org/tiny@v1", f"org/tiny@{OLD}")}
+    found = {
+        name: model_folder.resolve(name) for name in ("org/tiny", "org/tiny@v1", f"org/tiny@{OLD}")
+    }
     assert [hub.commit_of(folder) for folder in found.values()] == [NEW, OLD, OLD]
     assert hub.config.__wrapped__("org/tiny@v1").file.parent.name == OLD
     assert hub.commit_of(tmp_path / "old") is None
@@ -39,7 +41,11 @@ INDEX = json.dumps({"weight_map": {"x": "part-1.safetensors", "y": "part-2.safet
     [
         ({"model.safetensors": ""}, {"model.safetensors"}),
         (
-            {"model.safetensors.index.json": INDEX, "part-1.safetensors": "", "part-2.safetensors": ""},
+            {
+                "model.safetensors.index.json": INDEX,
+                "part-1.safetensors": "",
+                "part-2.safetensors": "",
+            },
             {"model.safetensors.index.json", "part-1.safetensors", "part-2.safetensors"},
         ),
         ({}, {"pytorch_model.bin"}),

@@ -15,7 +15,11 @@ from tape_ds.models.files import json_file
         ('{\n  // sizes\n  "a": 1\n}', "take the comments out"),
         ('{"a": 1,}', "take out the comma"),
         ('{"a": [1, ]}', "take out the comma"),
-        ('{"a": ["b//c"}', "take it from where the model was published"),  # an address is no comment
+        # an address is no comment
+        (
+            '{"a": ["b//c"}',
+            "take it from where the model was published",
+        ),
         ('{"a": }', "take it from where the model was published"),
         ("[1]", "take it from where the model was published"),
         ("{", "take it from where the model was published"),
@@ -52,7 +56,9 @@ def test_nan_is_refused_and_infinity_is_not(tmp_path):
     file.write_text('{"limit": [0.0, Infinity]}')
     assert json_file.read(file, "model", "x") == {"limit": [0.0, float("inf")]}
     file.write_text('{"rms_norm_eps": NaN, "rope": {"factors": [1.0, NaN]}}')
-    with pytest.raises(UserError, match=r"has NaN, which is no number, as rms_norm_eps, rope\.factors"):
+    with pytest.raises(
+        UserError, match=r"has NaN, which is no number, as rms_norm_eps, rope\.factors"
+    ):
         json_file.read(file, "model", "x")
 
 

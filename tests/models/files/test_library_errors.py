@@ -22,7 +22,10 @@ def read(function, **options):
     ("function", "words"),
     [
         (lambda: {}["metadata"], r"\(KeyError: 'metadata'\)"),
-        (lambda: torch.nn.Embedding(4, 2, padding_idx=9), r"\(AssertionError: Padding_idx must be within"),
+        (
+            lambda: torch.nn.Embedding(4, 2, padding_idx=9),
+            r"\(AssertionError: Padding_idx must be within",
+        ),
         (lambda: json.loads("["), r"\(JSONDecodeError: Expecting value"),
         (lambda: torch.zeros(2) + torch.zeros(3), r"\(The size of tensor a"),
     ],
@@ -78,14 +81,20 @@ def test_a_pickle_and_code_have_remedies_of_their_own():
         raise pickle.UnpicklingError("Weights only load failed. Re-running `torch.load` with ...")
 
     def coded():
-        raise ValueError("Please pass the argument `trust_remote_code=True` to allow custom code to be run.")
+        raise ValueError(
+            "Please pass the argument `trust_remote_code=True` to allow custom code to be run."
+        )
 
-    with pytest.raises(UserError, match=r"nothing in it was run(?s:.*)remedy: give safetensors") as caught:
+    with pytest.raises(
+        UserError, match=r"nothing in it was run(?s:.*)remedy: give safetensors"
+    ) as caught:
         read(pickled)
     assert "Re-running" not in str(caught.value)
     with pytest.raises(UserError, match=r"without running the code(?s:.*)remedy: give another"):
         read(coded)
-    with pytest.raises(UserError, match=r"without running the code(?s:.*)remedy: .*--trust_remote_code"):
+    with pytest.raises(
+        UserError, match=r"without running the code(?s:.*)remedy: .*--trust_remote_code"
+    ):
         read(coded, trust_remote_code=False)
 
 

@@ -24,7 +24,9 @@ def rows_of(kind, folder):
     if kind == "safetensors":
         save_file(TENSORS, folder / "x.safetensors")
         return StoredRows([folder / "x.safetensors"])
-    kept = {name: tensor for name, tensor in TENSORS.items() if kind == "torch" or name != "eighths"}
+    kept = {
+        name: tensor for name, tensor in TENSORS.items() if kind == "torch" or name != "eighths"
+    }
     torch.save(kept, folder / "x.bin", _use_new_zipfile_serialization=kind == "torch")
     return StoredRows([folder / "x.bin"])
 
@@ -60,7 +62,11 @@ def test_a_later_file_s_tensor_counts(tmp_path):
     save_file({"a": torch.zeros(2), "b": torch.zeros(2)}, tmp_path / "1.safetensors")
     save_file({"b": torch.ones(3)}, tmp_path / "2.safetensors")
     found = StoredRows([tmp_path / "1.safetensors", tmp_path / "2.safetensors"])
-    assert found.shape("b") == (3,) and bool((found.rows("b") == 1).all()) and bool((found.rows("a") == 0).all())
+    assert (
+        found.shape("b") == (3,)
+        and bool((found.rows("b") == 1).all())
+        and bool((found.rows("a") == 0).all())
+    )
 
 
 def test_a_file_that_became_shorter_is_an_error(tmp_path):

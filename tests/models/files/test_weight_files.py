@@ -27,7 +27,11 @@ def test_a_damaged_file_is_refused_by_name(tmp_path, damage):
     assert weight_files.check_folder(tmp_path) == [] and weight_files.read(file)["x"].sum() == 8
     file.write_bytes(damage(file.read_bytes()))
     (problem,) = weight_files.check_folder(tmp_path, "here")
-    assert (problem.field, problem.value, problem.remedy) == ("here", str(file), library_errors.READ_AGAIN)
+    assert (problem.field, problem.value, problem.remedy) == (
+        "here",
+        str(file),
+        library_errors.READ_AGAIN,
+    )
     with pytest.raises(UserError, match=r"model\.safetensors"):
         weight_files.read(file)
 
@@ -39,20 +43,31 @@ def test_a_header_is_read_once_until_its_file_changes(tmp_path, monkeypatch):
     opened = []
     real = weight_files.safe_open
     monkeypatch.setattr(
-        weight_files, "safe_open", lambda *given, **options: opened.append(1) or real(*given, **options)
+        weight_files,
+        "safe_open",
+        lambda *given, **options: opened.append(1) or real(*given, **options),
     )
     assert weight_files.check_folder(tmp_path) == []
     assert weight_files.headers(tmp_path) == {"x": weight_files.Header((8,), "BF16")}
     assert weight_files.stored_dtype(tmp_path) == "BF16" and len(opened) == 1
     save_file({"x": torch.ones(9)}, file)
-    assert weight_files.headers(tmp_path) == {"x": weight_files.Header((9,), "F32")} and len(opened) == 2
+    assert (
+        weight_files.headers(tmp_path) == {"x": weight_files.Header((9,), "F32")}
+        and len(opened) == 2
+    )
 
 
 @pytest.mark.parametrize(
     ("content", "wrong"),
     [
-        ({"weight_map": {"x": "model-1.safetensors", "y": "model-2.safetensors"}}, "weights are missing: model-2"),
-        ({"weight_map": {"x": "model-1.safetensors", "y": "../model-1.safetensors"}}, "is not a file of this folder"),
+        (
+            {"weight_map": {"x": "model-1.safetensors", "y": "model-2.safetensors"}},
+            "weights are missing: model-2",
+        ),
+        (
+            {"weight_map": {"x": "model-1.safetensors", "y": "../model-1.safetensors"}},
+            "is not a file of this folder",
+        ),
     ],
 )
 def test_an_index_names_files_of_its_folder(tmp_path, content, wrong):
@@ -62,7 +77,9 @@ def test_an_index_names_files_of_its_folder(tmp_path, content, wrong):
     assert wrong in problem.wrong and problem.value.endswith("index.json")
 
 
-@pytest.mark.parametrize("content", ["7", "[]", "<html>", "{}", '{"weight_map": null}', '{"weight_map": {"x": 1}}'])
+@pytest.mark.parametrize(
+    "content", ["7", "[]", "<html>", "{}", '{"weight_map": null}', '{"weight_map": {"x": 1}}']
+)
 def test_a_damaged_index_is_a_message_whatever_is_asked_first(tmp_path, content):
     """A configuration asked for the names of the files before they were checked: a traceback of json."""
     save_file({"x": torch.ones(8)}, tmp_path / "model-1.safetensors")
@@ -123,7 +140,8 @@ def test_a_torch_file_is_read_unless_it_is_damaged(published):
     (published / "pytorch_model.bin").write_bytes(b"PK\x03\x04" + b"0" * 200)
     with pytest.raises(UserError):
         load(published)
-    torch.save({"model": {"x": torch.ones(1)}}, published / "pytorch_model.bin")  # as training scripts save it
+    # as training scripts save it
+    torch.save({"model": {"x": torch.ones(1)}}, published / "pytorch_model.bin")
     with pytest.raises(UserError, match="something else than tensors"):
         weight_files.read(published / "pytorch_model.bin")
 
@@ -139,17 +157,27 @@ def test_a_damaged_gguf_leaves_nothing(tmp_path, content):
     (tmp_path / "x.gguf").write_bytes(content)
     with pytest.raises(UserError, match="could not be read"):
         model_folder.resolve(str(tmp_path / "x.gguf"), tmp_path / "models")
-    assert [path for path in (tmp_path / "models").iterdir() if not path.name.endswith(".lock")] == []
+    assert [
+        path for path in (tmp_path / "models").iterdir() if not path.name.endswith(".lock")
+    ] == []
 
 
 @pytest.mark.parametrize(
     ("change", "wrong"),
     [
-        (lambda folder: (folder / weight_files.ADAPTER).unlink(), "there is no adapter_model.safetensors"),
-        (lambda folder: (folder / weight_files.ADAPTER_CONFIG).write_text("[]"), "is not readable"),
-        (lambda folder: (folder / weight_files.ADAPTER_CONFIG).write_text("[" * 100_000), "is not readable"),
         (
-            lambda folder: (folder / weight_files.ADAPTER_CONFIG).write_text('{"megatron_config": {"x": 1}}'),
+            lambda folder: (folder / weight_files.ADAPTER).unlink(),
+            "there is no adapter_model.safetensors",
+        ),
+        (lambda folder: (folder / weight_files.ADAPTER_CONFIG).write_text("[]"), "is not readable"),
+        (
+            lambda folder: (folder / weight_files.ADAPTER_CONFIG).write_text("[" * 100_000),
+            "is not readable",
+        ),
+        (
+            lambda folder: (folder / weight_files.ADAPTER_CONFIG).write_text(
+                '{"megatron_config": {"x": 1}}'
+            ),
             "has a module imported",
         ),
     ],

@@ -45,7 +45,9 @@ def packed(llama):
     tensors = llama.state_dict()
     for layer in range(SIZES["num_hidden_layers"]):
         start = f"model.layers.{layer}.self_attn."
-        tensors[f"{start}W_pack.weight"] = torch.cat([tensors.pop(f"{start}{part}_proj.weight") for part in "qkv"])
+        tensors[f"{start}W_pack.weight"] = torch.cat(
+            [tensors.pop(f"{start}{part}_proj.weight") for part in "qkv"]
+        )
     tensors["lm_head.weight"] = tensors["lm_head.weight"] * (1 + 3 * torch.rand(ROWS, 1))
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)  # stored, and not read
     return tensors
@@ -54,11 +56,16 @@ def packed(llama):
 def publish(folder, changes=None):
     """A folder as on the hub, its code booby-trapped; returns the Llama that it should become."""
     folder.mkdir()
-    content = {name: value for name, value in (CONFIG | (changes or {})).items() if value is not None}
+    content = {
+        name: value for name, value in (CONFIG | (changes or {})).items() if value is not None
+    }
     (folder / "config.json").write_text(json.dumps(content))
     for name in ("configuration_baichuan", "modeling_baichuan", "tokenization_baichuan"):
         (folder / f"{name}.py").write_text("raise SystemExit('remote code ran')\n")
-    tokenizer = {"tokenizer_class": "BaichuanTokenizer", "pad_token": {"__type": "AddedToken", "content": "<unk>"}}
+    tokenizer = {
+        "tokenizer_class": "BaichuanTokenizer",
+        "pad_token": {"__type": "AddedToken", "content": "<unk>"},
+    }
     tokenizer["auto_map"] = {"AutoTokenizer": ["tokenization_baichuan.BaichuanTokenizer", None]}
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     train(folder / "tokenizer.model", **SETTINGS["baichuan 2"])
@@ -89,9 +96,17 @@ def test_what_comes_out_is_an_ordinary_llama_folder_made_once(tmp_path):
     reference = sentencepiece.SentencePieceProcessor(model_file=f"{folder}/tokenizer.model")
     text = "the lazy  fox\n日本 12"
     assert tokenizer(text)["input_ids"] == reference.encode(text)
-    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == ("<s>", "</s>", "<unk>")
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == (
+        "<s>",
+        "</s>",
+        "<unk>",
+    )
     assert not [name for name in written if name.endswith(".py")]
-    assert model_folder.resolve(str(published), models) == folder == model_folder.resolve(folder, models)
+    assert (
+        model_folder.resolve(str(published), models)
+        == folder
+        == model_folder.resolve(folder, models)
+    )
     assert written == {path.name: path.stat().st_mtime_ns for path in os.scandir(folder)}
     torch.save(packed(LlamaForCausalLM(LlamaConfig(**SIZES))), published / "pytorch_model.bin")
     assert model_folder.resolve(str(published), models) != folder
@@ -100,8 +115,14 @@ def test_what_comes_out_is_an_ordinary_llama_folder_made_once(tmp_path):
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({"hidden_size": 5120, "num_hidden_layers": 40, "num_attention_heads": 40}, "positions are ALiBi's"),
-        ({"architectures": ["BaiChuanForCausalLM"]}, "the first Baichuan-7B, whose head is not normalised"),
+        (
+            {"hidden_size": 5120, "num_hidden_layers": 40, "num_attention_heads": 40},
+            "positions are ALiBi's",
+        ),
+        (
+            {"architectures": ["BaiChuanForCausalLM"]},
+            "the first Baichuan-7B, whose head is not normalised",
+        ),
         ({"tie_word_embeddings": True}, "head is tied to its embeddings"),
         ({"rms_norm_eps": None}, "has no rms_norm_eps"),
     ],
@@ -120,4 +141,8 @@ def test_tensors_that_do_not_fit_are_refused_and_leave_no_half_model(tmp_path):
     torch.save({"model.norm.weight": torch.ones(32)}, tmp_path / "published" / "pytorch_model.bin")
     with pytest.raises(UserError, match=r"missing: lm_head\.weight"):
         model_folder.resolve(str(tmp_path / "published"), tmp_path / "models")
-    assert not [name for name in os.listdir(tmp_path / "models") if not name.startswith(".") and "partial" not in name]
+    assert not [
+        name
+        for name in os.listdir(tmp_path / "models")
+        if not name.startswith(".") and "partial" not in name
+    ]

@@ -27,7 +27,12 @@ SIZES = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-5,
 }
-LLAMA3 = {"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 32}
+LLAMA3 = {
+    "factor": 8.0,
+    "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 32,
+}
 LLAMA = {"model_type": "llama", **SIZES}
 QWEN2 = {
     "model_type": "qwen2",
@@ -52,22 +57,43 @@ QWEN3 = {
     "sliding_window": None,
     "max_window_layers": 3,
 }
-MISTRAL = {"model_type": "mistral", **SIZES, "num_key_value_heads": 2, "max_position_embeddings": 64}
+MISTRAL = {
+    "model_type": "mistral",
+    **SIZES,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
 PUBLISHED = {
     "llama 3": LLAMA
     | {"num_key_value_heads": 2, "max_position_embeddings": 64, "rope_theta": 5e5}
     | {"pretraining_tp": 1, "rope_scaling": None},
     "llama 3.1": LLAMA
     | {"num_key_value_heads": 2, "max_position_embeddings": 256, "rope_theta": 5e5}
-    | {"rope_scaling": {**LLAMA3, "rope_type": "llama3"}, "eos_token_id": [2, 3], "attention_bias": False},
+    | {
+        "rope_scaling": {**LLAMA3, "rope_type": "llama3"},
+        "eos_token_id": [2, 3],
+        "attention_bias": False,
+    },
     "llama 3.2": LLAMA
-    | {"num_key_value_heads": 1, "max_position_embeddings": 256, "rope_theta": 5e5, "tie_word_embeddings": True}
+    | {
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 256,
+        "rope_theta": 5e5,
+        "tie_word_embeddings": True,
+    }
     | {"rope_scaling": {**LLAMA3, "factor": 32.0, "rope_type": "llama3"}, "head_dim": 8},
     "smollm2": LLAMA
-    | {"num_key_value_heads": 2, "max_position_embeddings": 64, "rope_theta": 1e5, "tie_word_embeddings": True}
+    | {
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "rope_theta": 1e5,
+        "tie_word_embeddings": True,
+    }
     | {"rope_interleaved": False, "is_llama_config": True},
-    "with every bias": LLAMA | {"attention_bias": True, "mlp_bias": True, "max_position_embeddings": 64},
-    "mistral, heads of their own size": MISTRAL | {"sliding_window": None, "rope_theta": 1e6, "head_dim": 16},
+    "with every bias": LLAMA
+    | {"attention_bias": True, "mlp_bias": True, "max_position_embeddings": 64},
+    "mistral, heads of their own size": MISTRAL
+    | {"sliding_window": None, "rope_theta": 1e6, "head_dim": 16},
     "qwen2": QWEN2,
     "qwen2 with yarn, tied, heads of their own size": QWEN2
     | {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}}
@@ -81,7 +107,9 @@ def publish(folder, content):
     """A random model of this configuration, saved with the configuration unchanged; no parameter is silent."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(content))
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.from_pretrained(folder), dtype=torch.float32
+    ).eval()
     for name, weight in model.named_parameters():
         if name.endswith(".bias"):
             torch.nn.init.normal_(weight, std=0.5)
@@ -104,13 +132,22 @@ def test_a_family_computes_what_transformers_does(tmp_path, name, encoding):
     mask[1, :7], mask[2, -5:] = 0, 0
     with torch.no_grad():
         torch.testing.assert_close(ours(ids).logits, theirs(ids).logits, rtol=0, atol=2e-5)
-        mine, expected = (model(ids, attention_mask=mask).logits[mask.bool()] for model in (ours, theirs))
+        mine, expected = (
+            model(ids, attention_mask=mask).logits[mask.bool()] for model in (ours, theirs)
+        )
         torch.testing.assert_close(mine, expected, rtol=0, atol=2e-5)
-    how = {"attention_mask": mask[:2, :20], "max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    how = {
+        "attention_mask": mask[:2, :20],
+        "max_new_tokens": 8,
+        "do_sample": False,
+        "pad_token_id": 0,
+    }
     how |= {"return_dict_in_generate": True, "output_logits": True, "eos_token_id": None}
     mine, expected = (model.generate(ids[:2, :20], **how) for model in (ours, theirs))
     assert torch.equal(mine.sequences, expected.sequences)
-    torch.testing.assert_close(torch.stack(mine.logits), torch.stack(expected.logits), rtol=0, atol=2e-5)
+    torch.testing.assert_close(
+        torch.stack(mine.logits), torch.stack(expected.logits), rtol=0, atol=2e-5
+    )
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -123,13 +160,20 @@ def test_a_family_leaves_as_it_came(tmp_path, name):
     family = name.split(",")[0].split(" ")[0]
     assert back.config.model_type == (family if family.startswith("qwen") else "llama")
     assert theirs.state_dict().keys() == back.state_dict().keys()
-    assert all(torch.equal(weight, back.state_dict()[key]) for key, weight in theirs.state_dict().items())
+    assert all(
+        torch.equal(weight, back.state_dict()[key]) for key, weight in theirs.state_dict().items()
+    )
     ids = tokens(2, 40)
     with torch.no_grad():
         assert torch.equal(back(ids).logits, theirs(ids).logits)
 
 
-LONG_ROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0] * 4,
+    "long_factor": [2.0] * 4,
+}
 LONG_ROPE |= {"original_max_position_embeddings": 32, "factor": 2.0}
 HEADS = {"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64}
 QUANTISED = {"quant_method": "gptq", "bits": 4}
@@ -140,7 +184,10 @@ FOREIGN = {
     "qwen2": (QWEN2 | {"use_sliding_window": True}, "a sliding window of 64"),
     "llama": (SIZES | HEADS | {"hidden_act": "gelu"}, "activation is 'gelu'"),
     "llama, longrope": (SIZES | HEADS | {"rope_parameters": LONG_ROPE}, "rope_type is 'longrope'"),
-    "llama, quantised": (SIZES | HEADS | {"quantization_config": QUANTISED}, "its weights are quantised"),
+    "llama, quantised": (
+        SIZES | HEADS | {"quantization_config": QUANTISED},
+        "its weights are quantised",
+    ),
 }
 
 

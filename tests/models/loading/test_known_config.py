@@ -73,8 +73,14 @@ def empty(folder):
         (empty, "no weights in it"),
         (lambda folder: (folder / "config.json").write_text("["), "config.json is not readable"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "there is no tokenizer"),
-        (lambda folder: (folder / "tokenizer.json").write_text("["), "tokenizer.json is not readable"),
-        (lambda folder: (folder / "tokenizer_config.json").write_text("[]"), "tokenizer_config.json is not readable"),
+        (
+            lambda folder: (folder / "tokenizer.json").write_text("["),
+            "tokenizer.json is not readable",
+        ),
+        (
+            lambda folder: (folder / "tokenizer_config.json").write_text("[]"),
+            "tokenizer_config.json is not readable",
+        ),
         (lambda folder: (folder / "model-1.safetensors").write_text(POINTER), "git-lfs pointer"),
     ],
 )
@@ -102,7 +108,9 @@ def asked(tmp_path, monkeypatch):
         _, name, _, revision, file = url.removeprefix(f"{constants.ENDPOINT}/").split("/")
         files.append((name, revision, file))
         if name in REFUSALS:
-            raise REFUSALS[name]("no", response=SimpleNamespace(headers={}, request=None, status_code=503))
+            raise REFUSALS[name](
+                "no", response=SimpleNamespace(headers={}, request=None, status_code=503)
+            )
 
     def download(repository, file, revision, etag_timeout):
         (tmp_path / file).write_text(json.dumps(LLAMA))
@@ -127,14 +135,25 @@ def test_a_dry_run_reads_one_file_of_a_hub_id(asked):
 
 
 @pytest.mark.parametrize(
-    ("name", "wrong"), [("private", "neither on the hub nor"), ("moved@v9", "no revision 'v9'"), ("a--b", "not a name")]
+    ("name", "wrong"),
+    [
+        ("private", "neither on the hub nor"),
+        ("moved@v9", "no revision 'v9'"),
+        ("a--b", "not a name"),
+    ],
 )
 def test_a_name_that_the_hub_does_not_have_is_refused(asked, name, wrong):
     found, _ = problems_of("--recipe", write(model=f"owner/{name}"), "--dry_run")
     assert set(found) == {"model"} and wrong in found["model"].wrong
 
 
-@pytest.mark.parametrize(("name", "why"), [("gated", "accept its licence"), ("busy", "the hub answers 503")])
+@pytest.mark.parametrize(
+    ("name", "why"), [("gated", "accept its licence"), ("busy", "the hub answers 503")]
+)
 def test_a_hub_that_does_not_answer_is_no_mistake(asked, name, why):
     shown = plan_of(f"owner/{name}")
-    assert "its config.json was not read: " in shown and why in shown and "extended to 16,384 positions" in shown
+    assert (
+        "its config.json was not read: " in shown
+        and why in shown
+        and "extended to 16,384 positions" in shown
+    )

@@ -62,13 +62,23 @@ def sized_gguf(path, sizes):
     [
         ({"embedding_length": None}, "it has no llama.embedding_length"),
         ({"attention.head_count": None}, "it has no llama.attention.head_count"),
-        ({"block_count": 9_000_000}, r"llama.block_count is 9,000,000, and it has tensors of 1 blocks"),
-        ({"embedding_length": 4096}, r"llama.embedding_length is 4,096, and its embeddings are 8 wide"),
+        (
+            {"block_count": 9_000_000},
+            r"llama.block_count is 9,000,000, and it has tensors of 1 blocks",
+        ),
+        (
+            {"embedding_length": 4096},
+            r"llama.embedding_length is 4,096, and its embeddings are 8 wide",
+        ),
     ],
 )
 def test_a_gguf_file_has_the_sizes_of_its_tensors(tmp_path, monkeypatch, change, wrong):
     """Without sizes transformers built its default, of 7 billion parameters; with others, as many as they said."""
-    monkeypatch.setattr(model_folder.AutoModelForCausalLM, "from_pretrained", lambda **_: pytest.fail("it was built"))
+    monkeypatch.setattr(
+        model_folder.AutoModelForCausalLM,
+        "from_pretrained",
+        lambda **_: pytest.fail("it was built"),
+    )
     sizes = {name: value for name, value in (SIZES | change).items() if value is not None}
     with pytest.raises(UserError, match=wrong):
         model_folder.resolve(str(sized_gguf(tmp_path / "x.gguf", sizes)), tmp_path / "models")
@@ -77,7 +87,9 @@ def test_a_gguf_file_has_the_sizes_of_its_tensors(tmp_path, monkeypatch, change,
 def test_a_gguf_file_without_a_tensor_is_refused(tmp_path, monkeypatch):
     """transformers draws at random what is missing."""
     info = {"missing_keys": {"lm_head.weight"}}
-    monkeypatch.setattr(model_folder.AutoModelForCausalLM, "from_pretrained", lambda **place: (None, info))
+    monkeypatch.setattr(
+        model_folder.AutoModelForCausalLM, "from_pretrained", lambda **place: (None, info)
+    )
     sized_gguf(tmp_path / "x.gguf", SIZES | OTHERS)
     with pytest.raises(UserError, match=r"x\.gguf.*missing: lm_head\.weight"):
         model_folder.resolve(str(tmp_path / "x.gguf"), tmp_path / "models")

@@ -51,7 +51,9 @@ OURS = {
 
 def golden(variant):
     data = np.load(GOLDEN / f"{variant}.npz")
-    weights = {name[6:]: torch.from_numpy(data[name]) for name in data.files if name.startswith("param/")}
+    weights = {
+        name[6:]: torch.from_numpy(data[name]) for name in data.files if name.startswith("param/")
+    }
     return data, ast.literal_eval(str(data["config"])), weights
 
 
@@ -74,7 +76,8 @@ def compare(model, data):
     for key in stored:
         name = renamed(key[5:])
         mine = model.get_parameter(name).grad
-        if ".attend." in name:  # the original adds a row's weights up: each column has the gradient of the sum
+        # the original adds a row's weights up: each column has the gradient of the sum
+        if ".attend." in name:
             mine = mine[:, None].expand(-1, mine.shape[0])
         expected = data[key].reshape(mine.shape) if data[key].ndim == 0 else data[key]
         np.testing.assert_allclose(mine.numpy(), expected, rtol=0, atol=TOLERANCE, err_msg=name)
@@ -95,7 +98,9 @@ def test_the_published_randpe_but_for_its_draws():
     for index, (layer, text) in enumerate(zip(model.model.layers, DRAWN, strict=True)):
         drawn = [int(place) for place in text.split()]
         tables = [
-            torch.from_numpy(data[f"buffer/model.layers.{index}.self_attn.rotary_emb.{name}_cached"])[:, :, drawn, :4]
+            torch.from_numpy(
+                data[f"buffer/model.layers.{index}.self_attn.rotary_emb.{name}_cached"]
+            )[:, :, drawn, :4]
             for name in ("cos", "sin")
         ]
         state = torch.cat(tables, dim=-1)
@@ -110,11 +115,17 @@ def test_the_published_randpe_but_for_its_draws():
 def test_reference_keys_are_matched_strictly(variant):
     """A silent mismatch would look like bad training."""
     _, config, weights = golden(variant)
-    own = [name for name in weights if ".layers.0." in name and any(part in name for part in (*OURS, ".init_L"))]
+    own = [
+        name
+        for name in weights
+        if ".layers.0." in name and any(part in name for part in (*OURS, ".init_L"))
+    ]
     assert bool(own) == (variant != "rope")
     for absent in ["lm_head.weight", *own]:
         with pytest.raises(UserError, match=rf"missing: .*{re.escape(renamed(absent))}"):
-            from_reference({name: x for name, x in weights.items() if name != absent}, config, variant)
+            from_reference(
+                {name: x for name, x in weights.items() if name != absent}, config, variant
+            )
     with pytest.raises(UserError, match=r"without a place: model\.layers\.7\.mlp\.x"):
         from_reference(weights | {"model.layers.7.mlp.x": torch.ones(1)}, config, variant)
     with pytest.raises(UserError, match=r"of another shape: lm_head\.weight"):
@@ -126,7 +137,9 @@ def test_reference_configurations_are_read_strictly():
     _, config, weights = golden("adape")
     with pytest.raises(UserError) as caught:
         from_reference(weights, {}, "adape")
-    assert {"config.position_size", "config.hidden_size"} <= {problem.field for problem in caught.value.problems}
+    assert {"config.position_size", "config.hidden_size"} <= {
+        problem.field for problem in caught.value.problems
+    }
     with pytest.raises(UserError, match="not the frequencies of"):
         from_reference(weights, config | {"rope_theta": 5e5}, "adape")
     with pytest.raises(UserError, match="to which it is tied"):
@@ -134,7 +147,9 @@ def test_reference_configurations_are_read_strictly():
     for variant in ("yarn", "adayarn"):
         _, config, weights = golden(variant)
         del config["original_max_position_embeddings"]
-        with pytest.raises(UserError, match=r"config\.original_max_position_embeddings = None: missing"):
+        with pytest.raises(
+            UserError, match=r"config\.original_max_position_embeddings = None: missing"
+        ):
             from_reference(weights, config, variant)
 
 
@@ -142,14 +157,20 @@ def test_reference_scaling_is_translated():
     """Its TAPE divides positions by the factor whatever the type; its rope does so for ``linear`` alone."""
     for variant, kind in (("adape", "yarn"), ("adattention", "linear"), ("rope", "linear")):
         _, config, weights = golden(variant)
-        scaled = from_reference(weights, config | {"rope_scaling": {"type": kind, "factor": 2.0}}, variant)
+        scaled = from_reference(
+            weights, config | {"rope_scaling": {"type": kind, "factor": 2.0}}, variant
+        )
         plain = from_reference(weights, config, variant)
         ids, places = tokens(1, 20), torch.arange(20)[None, :, None]
-        assert torch.equal(scaled.model.encoding.start(places), plain.model.encoding.start(places * 0.5))
+        assert torch.equal(
+            scaled.model.encoding.start(places), plain.model.encoding.start(places * 0.5)
+        )
         assert not torch.equal(scaled(ids).logits, plain(ids).logits)
     _, config, weights = golden("rope")
     with pytest.raises(UserError, match="only linear scaling is reproduced"):
-        from_reference(weights, config | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope")
+        from_reference(
+            weights, config | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope"
+        )
     other_base = from_reference(weights, config | {"rope_theta": 5e5}, "rope")
     assert other_base.config.rope_parameters["rope_theta"] == 10_000.0
 
@@ -189,7 +210,11 @@ def test_tables_in_a_checkpoint_are_left_out():
     """The original's ALiBi and xPos save tables of their window's length, which made them fail at every other one."""
     for variant in ("alibi", "xpos", "randrope", "rope"):
         data, config, weights = golden(variant)
-        tables = {name[7:]: torch.from_numpy(data[name]) for name in data.files if name.startswith("buffer/")}
+        tables = {
+            name[7:]: torch.from_numpy(data[name])
+            for name in data.files
+            if name.startswith("buffer/")
+        }
         assert tables
         model = from_reference(weights | tables, config, variant)
         ids = tokens(1, 20)

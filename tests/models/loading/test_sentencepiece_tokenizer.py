@@ -36,7 +36,13 @@ def train(path, **settings):
         model_writer=model,
         minloglevel=2,
         num_threads=1,
-        **{"model_type": "bpe", "vocab_size": 340, "byte_fallback": True, "character_coverage": 1.0, **settings},
+        **{
+            "model_type": "bpe",
+            "vocab_size": 340,
+            "byte_fallback": True,
+            "character_coverage": 1.0,
+            **settings,
+        },
     )
     path.write_bytes(model.getvalue())
     return sentencepiece.SentencePieceProcessor(model_file=str(path))
@@ -64,7 +70,9 @@ def test_the_ids_are_sentencepiece_s(tmp_path, name):
 
 def test_letters_never_merge_into_a_special_token(tmp_path):
     """The pieces "<s" and ">" together would be the beginning of a text in its middle."""
-    processor = train(tmp_path / "tokenizer.model", **SETTINGS["llama"], split_by_unicode_script=False)
+    processor = train(
+        tmp_path / "tokenizer.model", **SETTINGS["llama"], split_by_unicode_script=False
+    )
     tokenizer = sentencepiece_tokenizer.load(tmp_path / "tokenizer.model")
     assert {"<s", ">"} <= tokenizer.get_vocab().keys()
     ids = tokenizer("<s> bold </s>", split_special_tokens=True)["input_ids"]

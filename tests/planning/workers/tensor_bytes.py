@@ -68,7 +68,9 @@ def model_of(case: Case) -> torch.nn.Module:
         use_tiles(model, case.tiles)
     if case.method == "lora":
         norms = [name for name, _ in model.named_modules() if name.endswith("norm")]
-        config = LoraConfig(r=RANK, target_modules=list(TARGETS), modules_to_save=norms, task_type="CAUSAL_LM")
+        config = LoraConfig(
+            r=RANK, target_modules=list(TARGETS), modules_to_save=norms, task_type="CAUSAL_LM"
+        )
         return get_peft_model(model, config, autocast_adapter_dtype=False)
     if case.method == "frozen":
         for name, parameter in model.named_parameters():
@@ -82,7 +84,9 @@ def count(case: Case) -> dict[str, int]:
         share(model, case)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=1e-3, fused=True)
-        train = plainly(model, optimizer) if case.zero is None else by_engine(model, optimizer, case)
+        train = (
+            plainly(model, optimizer) if case.zero is None else by_engine(model, optimizer, case)
+        )
         ids = torch.randint(1_000, (case.sequences, case.length))
         for _ in range(2):
             # gloo's threads let go of the last bucket a moment after its sum is there: 400,000 bytes, once in some runs
@@ -102,7 +106,9 @@ def share(model: torch.nn.Module, case: Case) -> None:
         use_tensor_parallelism(model, Layout(world, tensor=case.tensor), rank)
 
 
-def by_engine(model: torch.nn.Module, optimizer: torch.optim.Optimizer, case: Case) -> Callable[[torch.Tensor], None]:
+def by_engine(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, case: Case
+) -> Callable[[torch.Tensor], None]:
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings(case))
 
     def train(ids: torch.Tensor) -> None:
@@ -115,7 +121,9 @@ def by_engine(model: torch.nn.Module, optimizer: torch.optim.Optimizer, case: Ca
     return train
 
 
-def plainly(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[torch.Tensor], None]:
+def plainly(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> Callable[[torch.Tensor], None]:
     """An optimizer step on fp32 weights, computed in bf16 by autocast."""
 
     def train(ids: torch.Tensor) -> None:
@@ -139,7 +147,8 @@ def main() -> int:
     PartialState(cpu=True)
     deepspeed.init_distributed("gloo")
     found = {}
-    for case in sorted(CASES, key=lambda each: each.zero or 0):  # zero.Init replaces torch's linear map for good
+    # zero.Init replaces torch's linear map for good
+    for case in sorted(CASES, key=lambda each: each.zero or 0):
         if case.name in options.cases:
             found[case.name] = count(case)
             gc.collect()

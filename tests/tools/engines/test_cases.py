@@ -21,7 +21,11 @@ def test_a_table_is_that_of_a_text_alone(tmp_path, monkeypatch):
     folder = tmp_path / case.name
     tables = np.load(folder / "tables.npz")
     assert set(np.load(folder / "transformers.npz").files) == {"short", "long"}
-    assert {name: len(tables[name]) for name in tables.files} == {"short": 100, "long": 600, "edge": 257}
+    assert {name: len(tables[name]) for name in tables.files} == {
+        "short": 100,
+        "long": 600,
+        "edge": 257,
+    }
     config = AutoConfig.from_pretrained(folder)
     for name in tables.files:
         positions = torch.arange(len(tables[name]))[None]

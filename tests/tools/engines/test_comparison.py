@@ -26,13 +26,19 @@ def ran(tmp_path, monkeypatch):
     np.savez(folder / "transformers.npz", **reference)
 
     def store(*, name=case.name, length=None, **distances):
-        found = {prompt: reference[prompt][-3:] + each for prompt, each in distances.items() if each is not None}
+        found = {
+            prompt: reference[prompt][-3:] + each
+            for prompt, each in distances.items()
+            if each is not None
+        }
         errors = {prompt: "ValueError: no" for prompt, each in distances.items() if each is None}
         np.savez(tmp_path / f"{name}.npz", **found)
         (tmp_path / f"{name}.json").write_text(json.dumps({"length": length, "errors": errors}))
         if not (tmp_path / f"{case.name}.npz").is_file():
             return []
-        return list(comparison.measured(tmp_path / "cases", tmp_path, ("llama",), "transformers.npz"))
+        return list(
+            comparison.measured(tmp_path / "cases", tmp_path, ("llama",), "transformers.npz")
+        )
 
     return tmp_path / "cases", store
 
@@ -49,12 +55,17 @@ def ran(tmp_path, monkeypatch):
 )
 def test_the_worst_of_both_prompts_counts(ran, short, long, result):
     (measured,) = ran[1](short=short, long=long)
-    assert measured.served.result == result and measured.served.differences == {"short": short, "long": long}
+    assert measured.served.result == result and measured.served.differences == {
+        "short": short,
+        "long": long,
+    }
     assert ("error" in measured.as_row()) == (long is None)
 
 
 @pytest.mark.parametrize(("length", "result"), [(None, "right"), (1024, "right"), (4096, "wrong")])
-def test_an_engine_that_serves_longer_texts_than_the_model_was_extended_to_is_wrong(ran, length, result):
+def test_an_engine_that_serves_longer_texts_than_the_model_was_extended_to_is_wrong(
+    ran, length, result
+):
     (measured,) = ran[1](short=0.0, long=0.0, length=length)
     assert measured.served.result == result and measured.as_row().get("length") == length
 
@@ -100,7 +111,9 @@ def test_environments_have_the_versions_of_the_table():
         assert all("==" in package for package in environment.pins)
         assert (environments.READERS / environment.reader).is_file()
         version = table.engines()[name].version
-        assert any(package.endswith((f"{name}=={version}", f".{version}")) for package in environment.pins), name
+        assert any(
+            package.endswith((f"{name}=={version}", f".{version}")) for package in environment.pins
+        ), name
 
 
 @pytest.mark.parametrize("name", environments.ENVIRONMENTS)
@@ -110,9 +123,14 @@ def test_what_was_run_is_stored(name):
     engine = table.engines()[name]
     environment = environments.ENVIRONMENTS[name]
     stored = json.loads((command.RESULTS / f"{name}.json").read_text())
-    assert stored["packages"] == environment.pins and stored["right_within"] == comparison.RIGHT == 1e-3
+    assert (
+        stored["packages"] == environment.pins
+        and stored["right_within"] == comparison.RIGHT == 1e-3
+    )
     assert {(group.by, group.how) for group in engine.groups} == {("make engines", environment.how)}
-    assert {family for group in engine.groups for family in group.families} == set(environment.families)
+    assert {family for group in engine.groups for family in group.families} == set(
+        environment.families
+    )
     rows = {row["case"]: row for row in stored["cases"]}
     tried = [case for case in cases.cases() if case.family in environment.families]
     assert set(rows) == {case.name for case in tried}

@@ -92,16 +92,24 @@ def test_a_table_that_ends_gives_zeros(readers):
         ),
     ],
 )
-def test_the_kernel_of_turbomind_computes_each_scaling_of_the_length_before_it(readers, kind, fields, more):
+def test_the_kernel_of_turbomind_computes_each_scaling_of_the_length_before_it(
+    readers, kind, fields, more
+):
     """So that what differs in an engine is what its kernel is given; for YaRN, the length after scaling."""
     kernel = readers("turbomind_kernel")
     rope = {"rope_type": kind, "rope_theta": 1e4, **fields}
     # twice the length, so that dynamic scales
-    config = LlamaConfig(hidden_size=64, num_attention_heads=1, max_position_embeddings=LENGTH, rope_parameters=rope)
+    config = LlamaConfig(
+        hidden_size=64, num_attention_heads=1, max_position_embeddings=LENGTH, rope_parameters=rope
+    )
     module = LlamaRotaryEmbedding(config)
     module(torch.zeros(1), torch.arange(2 * LENGTH)[None])
-    given = SimpleNamespace(base=1e4, dim=64, factor=fields.get("factor", 1.0), max_position_embeddings=LENGTH, **more)
+    given = SimpleNamespace(
+        base=1e4, dim=64, factor=fields.get("factor", 1.0), max_position_embeddings=LENGTH, **more
+    )
     assert np.allclose(kernel.frequencies(given, kind, 2 * LENGTH), module.inv_freq, rtol=1e-5)
     if kind == "yarn":
         given.max_position_embeddings = 4 * LENGTH
-        assert not np.allclose(kernel.frequencies(given, kind, 2 * LENGTH), module.inv_freq, rtol=0.1)
+        assert not np.allclose(
+            kernel.frequencies(given, kind, 2 * LENGTH), module.inv_freq, rtol=0.1
+        )

@@ -37,9 +37,15 @@ class Machine:
         right = {"rope": 0.5, "tape": 0.75}.get(name, 0.0) - 0.01 * seed
         asked = recipe.lengths.task.tests(recipe.lengths.tested)
         tests = [{"length": each.size[0], "kind": each.kind, "share": right} for each in asked]
-        figures = {"parameters": {"all": 1000}, "train_loss": [{"step": 1, "loss": 2.5}], "addressing": tests}
+        figures = {
+            "parameters": {"all": 1000},
+            "train_loss": [{"step": 1, "loss": 2.5}],
+            "addressing": tests,
+        }
         begun = results.collect(seed=seed, config=recipe.as_dict())
-        results.save(begun.finish(figures), Path(recipe.trainer_value("output_dir")) / "results" / "run.json")
+        results.save(
+            begun.finish(figures), Path(recipe.trainer_value("output_dir")) / "results" / "run.json"
+        )
         return 1 if name == "nope" else 0
 
 
@@ -48,7 +54,9 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("mine.yaml").write_text(FILE)
     made = Machine()
-    monkeypatch.setattr(runs.Starting, "run_command", lambda self, words, log: made.run_command(self, words, log))
+    monkeypatch.setattr(
+        runs.Starting, "run_command", lambda self, words, log: made.run_command(self, words, log)
+    )
     return made
 
 
@@ -59,7 +67,9 @@ def test_arms_are_compared_over_seeds_and_run_once(machine):
     assert "tape: better than rope by 25.0 points" in text
     with open("runs/mine/mine.csv") as file:
         table = list(csv.DictReader(file))
-    assert [(line["arm"], line["seed"]) for line in table] == [(a, s) for s in "012" for a in ("rope", "tape")]
+    assert [(line["arm"], line["seed"]) for line in table] == [
+        (a, s) for s in "012" for a in ("rope", "tape")
+    ]
     assert float(table[1]["look_back_accuracy_96"]) == 75.0
     comparison = results.load("runs/mine/mine.json").figures["comparison"]
     assert (comparison["reference"], comparison["primary"]) == ("rope", "look_back_accuracy_72")
@@ -85,7 +95,10 @@ def test_a_failed_run_is_named_and_the_others_are_compared(machine, capsys):
 
 def test_a_plan_starts_nothing(machine, capsys):
     assert experiment.main(["mine.yaml", "--plan", "--arms", "rope"]) == 0
-    assert "python launchers/train_arithmetic.py --recipe addressing/look_back" in capsys.readouterr().out
+    assert (
+        "python launchers/train_arithmetic.py --recipe addressing/look_back"
+        in capsys.readouterr().out
+    )
     assert not machine.started and not Path("runs").exists()
 
 
@@ -104,14 +117,18 @@ def test_a_refusal_starts_nothing(words, machine):
 
 
 @pytest.mark.parametrize("code", [0, 1])
-def test_figures_and_pictures_of_the_last_commands_are_stored_if_they_succeed(machine, monkeypatch, code):
+def test_figures_and_pictures_of_the_last_commands_are_stored_if_they_succeed(
+    machine, monkeypatch, code
+):
     text = "label: Table 8\nabout: x\nthen: [python make]\nnames: {a: TAPE}\npictures: ['*.png']\nsetting: a toy\n"
     Path("mine.yaml").write_text(text)
 
     def make(starting, words, log):
         layers = {"1": {"attention_l1": 0.25, "positions_percent": 2.0}}
         figures = {"models": [{"name": "a", "mean": {"add_tokens": {"layers": layers}}}]}
-        results.save(results.collect(command=["x.py"]).finish(figures), log.parent / "stability.json")
+        results.save(
+            results.collect(command=["x.py"]).finish(figures), log.parent / "stability.json"
+        )
         (log.parent / "map.png").write_bytes(b"x")
         return code
 

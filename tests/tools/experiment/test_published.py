@@ -8,7 +8,9 @@ from tools.experiment.published import Quantity
 
 def test_every_number_of_the_paper_has_a_quantity():
     """A lost or doubled number changes the count."""
-    numbers = [value for table in published.TABLES for row in table.rows.values() for value in row.values()]
+    numbers = [
+        value for table in published.TABLES for row in table.rows.values() for value in row.values()
+    ]
     assert (len(published.TABLES), sum(value is not None for value in numbers)) == (14, 289)
 
 

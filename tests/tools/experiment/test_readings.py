@@ -11,24 +11,44 @@ from tools.experiment.published import Quantity
 
 
 def result(figures, **config):
-    return results.Result(command=["x"], started="2027-01-01", finished="2027-01-02", config=config, figures=figures)
+    return results.Result(
+        command=["x"], started="2027-01-01", finished="2027-01-02", config=config, figures=figures
+    )
 
 
 def text(convention):
     return result(
-        {"perplexity": [{"source": "bin:a/pg19.bin", "convention": convention, "length": 8192, "perplexity": 7.5}]}
+        {
+            "perplexity": [
+                {
+                    "source": "bin:a/pg19.bin",
+                    "convention": convention,
+                    "length": 8192,
+                    "perplexity": 7.5,
+                }
+            ]
+        }
     )
 
 
 MEANS = {"twice": {"value": 0.25}, "beyond": {"value": 0.0}, "trained": {"value": None}}
 HARNESS = {
-    "tasks": {"mmlu_a": {"metric": "acc", "value": 0.1}, "arc_easy": {"metric": "acc_norm", "value": 0.75}}
-    | {"tape_scrolls_qasper": {"metric": "f1", "value": 0.125}, "tape_scrolls_qmsum": {"metric": None, "value": None}},
+    "tasks": {
+        "mmlu_a": {"metric": "acc", "value": 0.1},
+        "arc_easy": {"metric": "acc_norm", "value": 0.75},
+    }
+    | {
+        "tape_scrolls_qasper": {"metric": "f1", "value": 0.125},
+        "tape_scrolls_qmsum": {"metric": None, "value": None},
+    },
     "groups": {"mmlu_other": {"metric": "acc", "value": 0.5, "tasks": ["mmlu_a"]}},
 }
 
 RULER = {
-    "cells": [{"task": "vt", "length": length, "score": score} for length, score in ((12288, 0.5), (16384, 0.25))],
+    "cells": [
+        {"task": "vt", "length": length, "score": score}
+        for length, score in ((12288, 0.5), (16384, 0.25))
+    ],
     "lengths": [{"length": 12288, "mean": 0.5}, {"length": 16384, "mean": 0.25}],
 }
 
@@ -83,9 +103,15 @@ def test_a_run_says_what_it_scored_and_what_it_cost():
     figures = {"parameters": {"all": 1000}, "train_loss": [{"step": 1, "loss": 2.5}]}
     scored = figures | {"perplexity": {"256": {"perplexity": 9.0}}}
     found = readings.trained(result(scored, eval_data=["stdlib"]))[""]
-    cost = {Quantity("", "train_loss"): 2.5, Quantity("", "parameters"): 1000, Quantity("", "seconds"): 86400.0}
+    cost = {
+        Quantity("", "train_loss"): 2.5,
+        Quantity("", "parameters"): 1000,
+        Quantity("", "seconds"): 86400.0,
+    }
     assert found == {Quantity("stdlib", "perplexity", 256): 9.0} | cost
-    assert readings.trained(result(figures | {"perplexity": {}}, eval_data=[]))[""] == cost, "another command scores"
+    assert readings.trained(result(figures | {"perplexity": {}}, eval_data=[]))[""] == cost, (
+        "another command scores"
+    )
     asked = figures | {"addressing": [{"length": 72, "kind": "ignore 0.98", "share": 0.5}]}
     found = readings.trained(result(asked, task="flip_flop"))[""]
     assert found == {Quantity("flip_flop", "accuracy ignore 0.98", 72): 50.0} | cost
@@ -96,13 +122,20 @@ def test_an_extension_is_read_within_and_past_its_native_length():
     stored = results.load(ROOT / "docs/results/extend_smollm2_16k/tape.json")
     rows = readings.trained(stored)
     assert set(rows) == {"", "untouched"}
-    assert rows[""][Quantity("", "loss_past_native")] < rows["untouched"][Quantity("", "loss_past_native")]
+    assert (
+        rows[""][Quantity("", "loss_past_native")]
+        < rows["untouched"][Quantity("", "loss_past_native")]
+    )
     assert rows["untouched"][Quantity("passkey", "accuracy", 2048)] == 100.0
     assert Quantity("", "seconds") not in rows["untouched"]
     found = rows[""]  # against itself without updates: they cost 0.018 nats past 8,192 tokens
     assert found[Quantity("", "loss_by_updates")] == pytest.approx(0.0181, abs=1e-4)
-    assert found[Quantity("", "loss_by_updates, typing.py")] == found[Quantity("", "loss_by_updates")]
-    assert found[Quantity("", "loss_by_updates, typing.py, standard error")] == pytest.approx(0.0045, abs=1e-4)
+    assert (
+        found[Quantity("", "loss_by_updates, typing.py")] == found[Quantity("", "loss_by_updates")]
+    )
+    assert found[Quantity("", "loss_by_updates, typing.py, standard error")] == pytest.approx(
+        0.0045, abs=1e-4
+    )
 
 
 def test_both_halves_of_table_8_are_read_apart():
@@ -125,13 +158,19 @@ def test_both_halves_of_table_8_are_read_apart():
     ],
 )
 def test_another_model_than_the_run_s_own_is_another_figure(tmp_path, asked, metric):
-    found = result({"passkeys": [{"length": 8000, "correct": 19, "trials": 20}]}, protocol="published")
+    found = result(
+        {"passkeys": [{"length": 8000, "correct": 19, "trials": 20}]}, protocol="published"
+    )
     results.save(replace(found, model=asked), tmp_path / "passkey.json")
-    assert readings.read(tmp_path / "passkey.json")[0] == {"": {Quantity("passkey", metric, 8000): 95.0}}
+    assert readings.read(tmp_path / "passkey.json")[0] == {
+        "": {Quantity("passkey", metric, 8000): 95.0}
+    }
 
 
 def test_an_evaluation_of_a_checkpoint_is_not_the_runs(tmp_path):
-    asked = result({"passkeys": [{"length": 8000, "correct": 19, "trials": 20}]}, protocol="published")
+    asked = result(
+        {"passkeys": [{"length": 8000, "correct": 19, "trials": 20}]}, protocol="published"
+    )
     for folder in (".", "checkpoint-8", "again/checkpoint-8"):
         results.save(asked, tmp_path / "evaluation" / folder / "passkey.json")
     results.save(result({"parameters": {"all": 1000}}), tmp_path / "results" / "run.json")

@@ -25,7 +25,9 @@ def here(tmp_path, monkeypatch):
 
 
 def experiment(**changes):
-    return Experiment.build({"about": "x", "recipe": "tiny", "arms": {"a": {}, "b": {"learning_rate": 0.5}}} | changes)
+    return Experiment.build(
+        {"about": "x", "recipe": "tiny", "arms": {"a": {}, "b": {"learning_rate": 0.5}}} | changes
+    )
 
 
 def plan(*words, **changes):
@@ -67,13 +69,22 @@ def test_a_result_belongs_to_the_recipe_it_was_made_with():
     assert run.result() is None, "an unfinished run is not complete"
     store(run, output_dir="elsewhere", resume_from_checkpoint="auto")
     assert run.result() is not None
-    assert plan("--learning_rate", "0.25")[0].result() is None and not other.is_same(run.recipe.as_dict())
+    assert plan("--learning_rate", "0.25")[0].result() is None and not other.is_same(
+        run.recipe.as_dict()
+    )
 
 
 def test_a_result_has_values_of_its_own_where_the_recipe_leaves_them_to_the_plan():
     run = plan("--activation_checkpointing", "auto", "--per_device_train_batch_size", "auto")[0]
-    stored = {**run.recipe.as_dict(), "activation_checkpointing": True, "per_device_train_batch_size": 2}
-    stored |= {"checkpoint_layers": "selective", "activation_checkpointing_kwargs": {"use_reentrant": False}}
+    stored = {
+        **run.recipe.as_dict(),
+        "activation_checkpointing": True,
+        "per_device_train_batch_size": 2,
+    }
+    stored |= {
+        "checkpoint_layers": "selective",
+        "activation_checkpointing_kwargs": {"use_reentrant": False},
+    }
     assert run.is_same(stored) and not run.is_same(stored | {"learning_rate": 0.25})
     assert not plan()[0].is_same(stored)
 
@@ -87,7 +98,9 @@ def test_each_seed_is_run_for_all_arms_before_the_next():
         ("a, seed 7", "a_seed_7", 7),
         ("b, seed 7", "b_seed_7", 7),
     ]
-    assert [run.recipe.trainer_value("learning_rate") for run in plan("--learning_rate", "0.25")] == [0.25, 0.5]
+    assert [
+        run.recipe.trainer_value("learning_rate") for run in plan("--learning_rate", "0.25")
+    ] == [0.25, 0.5]
 
 
 def test_an_arm_that_no_seed_changes_is_run_once():
@@ -105,7 +118,9 @@ def test_problems_of_all_recipes_are_in_one_message():
         plan(arms={"x y": {}, "x/y": {}})
 
 
-@pytest.mark.parametrize("field, value, told", [("eval_lengths", [64], "eval_lengths"), ("max_steps", 9, "tokens")])
+@pytest.mark.parametrize(
+    "field, value, told", [("eval_lengths", [64], "eval_lengths"), ("max_steps", 9, "tokens")]
+)
 def test_arms_that_do_not_compare_are_refused(field, value, told):
     arms = {"a": {}, "b": {field: value}}
     with pytest.raises(UserError, match=f"{told} = .*differs between arms"):
@@ -115,10 +130,16 @@ def test_arms_that_do_not_compare_are_refused(field, value, told):
 
 def test_everything_is_done_once(work):
     assert [log for _, log in work.run_all(planned)] == [None, None]
-    assert [words[:2] for words in done[:3]] == [TRAIN, ["python", "one"], ["python", "two"]] and len(done) == 6
+    assert [words[:2] for words in done[:3]] == [
+        TRAIN,
+        ["python", "one"],
+        ["python", "two"],
+    ] and len(done) == 6
     assert [log for _, log in work.run_all(planned)] == [None, None] and len(done) == 6
     steps = planned[0].folder / runs.STEPS
-    steps.write_text(json.dumps({k: v for k, v in json.loads(steps.read_text()).items() if "two" not in k}))
+    steps.write_text(
+        json.dumps({k: v for k, v in json.loads(steps.read_text()).items() if "two" not in k})
+    )
     assert work.scored(planned[0]) is None, "it was killed before its last command ended"
     work.run_one(planned[0])
     assert done[6:] == [["python", "two", "o/a"]]
@@ -145,13 +166,17 @@ def test_a_run_that_was_trained_again_is_scored_again(work, monkeypatch):
     scoring(monkeypatch)
     work.run_one(planned[0])
     stored = results.load("o/a/results/run.json")
-    results.save(dataclasses.replace(stored, finished="2999-01-01T00:00:00+00:00"), "o/a/results/run.json")
+    results.save(
+        dataclasses.replace(stored, finished="2999-01-01T00:00:00+00:00"), "o/a/results/run.json"
+    )
     assert work.run_one(planned[0]) is None
     assert [words[1] for words in done[3:]] == ["one", "two"]
 
 
 def test_what_failed_is_named_and_not_scored(work):
-    failing = ExperimentWork("x", experiment(score=["python fail", "python never"]), Path("o"), Fake(2))
+    failing = ExperimentWork(
+        "x", experiment(score=["python fail", "python never"]), Path("o"), Fake(2)
+    )
     log = failing.run_one(planned[0])
     assert log.parent == Path("o/a") and "fail" in log.name and done[-1] == ["python", "fail"]
     assert failing.scored(planned[0]) is None and planned[0].result() is not None
@@ -178,7 +203,9 @@ def test_a_recipe_with_a_credential_is_stored_without_it_and_still_the_runs_own(
 
 def test_jobs_run_at_the_same_time(work, monkeypatch):
     both = threading.Barrier(2, timeout=60)
-    monkeypatch.setattr(ExperimentWork, "run_one", lambda self, run: None if both.wait() in (0, 1) else run)
+    monkeypatch.setattr(
+        ExperimentWork, "run_one", lambda self, run: None if both.wait() in (0, 1) else run
+    )
     two = ExperimentWork("x", work.experiment, Path("o"), work.starting, jobs=2)
     assert [log for _, log in two.run_all(planned)] == [None, None]
 
@@ -207,5 +234,9 @@ def test_commands_are_started_with_this_python_and_logged(monkeypatch):
     script = [str(ROOT / TRAIN[1]), "--seed", "1"]
     runner = [sys.executable, "-m", "deepspeed.launcher.runner"]
     local = [*runner, "--master_port", "7", "--num_accelerators", "3"]
-    assert commands == [[sys.executable, *script], [*local, *script], [*runner, "--hostfile", "hosts", *script]]
+    assert commands == [
+        [sys.executable, *script],
+        [*local, *script],
+        [*runner, "--hostfile", "hosts", *script],
+    ]
     assert Path("log.txt").read_text() == "what it prints\n"

@@ -42,7 +42,11 @@ def test_what_is_not_finite_is_neither_hidden_nor_measured():
         ([3.0], 1.0),  # either sign is as far from 0
         ([1.0, 2.0], 2 / 4),
         ([1.0, 2.0, 3.0], 2 / 8),
-        ([1.0, -2.0, 3.0], 6 / 8),  # sums of three: 6, 0, 4, 2 and their mirrors; |2| and more are three of four
+        # sums of three: 6, 0, 4, 2 and their mirrors; |2| and more are three of four
+        (
+            [1.0, -2.0, 3.0],
+            6 / 8,
+        ),
         ([-1.0, -2.0, -3.0], 2 / 8),
         ([0.1, 0.2, -0.3], 1.0),  # a sum of 0, up to rounding
         ([0.0, 0.0], 1.0),

@@ -14,7 +14,9 @@ from tools.experiments import new_decoder
 __all__ = ["base"]
 
 FORMS = [(name, SMALL) for name in table.shipped()]
-FORMS += [(name, PAPER) for name in table.shipped() if "\npaper:" in (FOLDER / f"{name}.yaml").read_text()]
+FORMS += [
+    (name, PAPER) for name in table.shipped() if "\npaper:" in (FOLDER / f"{name}.yaml").read_text()
+]
 
 
 @pytest.mark.parametrize("name, scale", FORMS)
@@ -23,8 +25,21 @@ def test_every_run_of_every_experiment_loads(name, scale, tmp_path, base, monkey
     model = asked.fields.get("model", "")
     if model.startswith("runs/"):  # made by commands in the experiment's file
         monkeypatch.chdir(tmp_path)
-        sizes = {"num_hidden_layers": 1, "hidden_size": 16, "head_dim": 8, "max_position_embeddings": 1024}
-        command = ["gemma2", "--tokenizer", str(base), "--config", json.dumps(sizes), "--output", model]
+        sizes = {
+            "num_hidden_layers": 1,
+            "hidden_size": 16,
+            "head_dim": 8,
+            "max_position_embeddings": 1024,
+        }
+        command = [
+            "gemma2",
+            "--tokenizer",
+            str(base),
+            "--config",
+            json.dumps(sizes),
+            "--output",
+            model,
+        ]
         assert new_decoder.main(command) == 0
     planned = runs.plan(asked, [], tmp_path, asked.processes or (8 if scale == PAPER else 2))
     drawn = {run.arm for run in planned if run.depends_on_seed}
@@ -65,7 +80,12 @@ def test_mistakes_in_a_file_are_named(text, words, tmp_path):
 
 
 def test_json_in_a_command_keeps_its_braces():
-    assert table.filled("""x --m '{"a": [1]}' {run}/y""", {"run": "r"}) == ["x", "--m", '{"a": [1]}', "r/y"]
+    assert table.filled("""x --m '{"a": [1]}' {run}/y""", {"run": "r"}) == [
+        "x",
+        "--m",
+        '{"a": [1]}',
+        "r/y",
+    ]
 
 
 def test_an_unknown_name_or_form_is_refused():

@@ -16,7 +16,8 @@ SPAN, TEXTS = 2048, ("a.py", "b.json")
 FIGURES = {
     "norms": {0: (1.60, 10), 1: (1.62, 12), 2: (1.61, 11)},
     "lora": {0: (1.50, 30), 1: (1.53, 31), 2: (1.51, 33)},
-    "full": {0: (1.52, 28), 1: (1.50, 33), 2: (1.51, 30), 3: (1.4, 40)},  # no other arm of its stage has seed 3
+    # no other arm of its stage has seed 3
+    "full": {0: (1.52, 28), 1: (1.50, 33), 2: (1.51, 30), 3: (1.4, 40)},
 }
 
 
@@ -36,7 +37,9 @@ def store(folder, arm, seed, loss, right, steps=16):
     run = results.collect(command=["x"], seed=seed).finish(figures)
     results.save(run, folder / f"{arm}_seed_{seed}" / "results" / "run.json")
     halves = {12288: right // 2, 16384: right - right // 2}
-    rows = [{"length": length, "correct": correct, "trials": 20} for length, correct in halves.items()]
+    rows = [
+        {"length": length, "correct": correct, "trials": 20} for length, correct in halves.items()
+    ]
     asked = results.collect(command=["x"]).finish({"passkeys": rows})
     results.save(asked, folder / f"{arm}_seed_{seed}" / "evaluation" / "multikey" / "passkey.json")
 
@@ -54,8 +57,12 @@ def test_claims_are_paired_t_tests_with_holm_over_both_figures(runs):
     arms = advice.arms_of(METHODS, advice.read(runs))
     for figure, seeds in ((advice.LOSS, [0, 1, 2]), (advice.KEYS, [0, 1, 2])):
         counted = advice.counted(METHODS, arms, figure)
-        assert {arm: list(of_seed) for arm, of_seed in counted.items()} == {"yarn": [0]} | dict.fromkeys(FIGURES, seeds)
-    claims = {(claim.figure, claim.arm, claim.against): claim for claim in advice.claims_of(METHODS, arms)}
+        assert {arm: list(of_seed) for arm, of_seed in counted.items()} == {
+            "yarn": [0]
+        } | dict.fromkeys(FIGURES, seeds)
+    claims = {
+        (claim.figure, claim.arm, claim.against): claim for claim in advice.claims_of(METHODS, arms)
+    }
     assert len(claims) == 10
     lora = claims[advice.LOSS, "lora", "norms"]
     assert lora.found.mean == pytest.approx(-0.29 / 3)
@@ -83,7 +90,10 @@ def test_the_page_has_every_arm_claim_and_the_picture(runs, tmp_path):
 def test_a_seed_that_was_not_asked_counts_for_the_loss_alone(runs):
     (runs / "lora_seed_2" / "evaluation" / "multikey" / "passkey.json").unlink()
     arms = advice.arms_of(METHODS, advice.read(runs))
-    seeds = {figure: list(advice.counted(METHODS, arms, figure)["norms"]) for figure in (advice.LOSS, advice.KEYS)}
+    seeds = {
+        figure: list(advice.counted(METHODS, arms, figure)["norms"])
+        for figure in (advice.LOSS, advice.KEYS)
+    }
     assert seeds == {advice.LOSS: [0, 1, 2], advice.KEYS: [0, 1]}
     claims = advice.claims_of(METHODS, arms)
     assert {claim.figure for claim in claims} == {advice.LOSS}  # two seeds claim nothing
@@ -122,11 +132,19 @@ def test_rulers_tasks_are_counted_together(runs):
             gain = 0.0 if arm == "yarn" else 0.3 + 0.01 * seed
             for name, lengths in {"ruler_past": (12288, 16384), "ruler_within": (4096,)}.items():
                 cells = [
-                    {"task": task, "length": length, "samples": 20, "score": 0.1 + gain * (task == "vt")}
+                    {
+                        "task": task,
+                        "length": length,
+                        "samples": 20,
+                        "score": 0.1 + gain * (task == "vt"),
+                    }
                     for task in ("vt", "niah_single_2")
                     for length in lengths
                 ]
-                results.save(results.collect(command=["x"]).finish({"cells": cells}), folder / name / "ruler.json")
+                results.save(
+                    results.collect(command=["x"]).finish({"cells": cells}),
+                    folder / name / "ruler.json",
+                )
     part = advice.PARTS["retrieval"]
     assert set(some) < set(part.stages[0]) and len(part.claims) == 7
     part = replace(part, stages=(some,), claims=tuple((arm, "yarn") for arm in some))

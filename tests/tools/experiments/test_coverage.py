@@ -55,8 +55,18 @@ def test_summary_and_bins():
     assert summarise(pairs) == found | {"least_share": 0.0, "median_share": 0.2}
     assert summarise(pairs, 4)["seen"] == 1.0 and summarise(pairs, 4)["least_share"] == 0.1
     bins = bins_of(pairs, per_octave=1)
-    assert [(each["from"], each["to"], each["pairs"]) for each in bins] == [(1, 1, 8), (2, 3, 4), (4, 7, 6)]
-    shares = {"seen": 0.5, "share": 0.2, "least": 0.0, "most": 0.4, "whole_rows": pytest.approx((6 / 8 + 5 / 8) / 2)}
+    assert [(each["from"], each["to"], each["pairs"]) for each in bins] == [
+        (1, 1, 8),
+        (2, 3, 4),
+        (4, 7, 6),
+    ]
+    shares = {
+        "seen": 0.5,
+        "share": 0.2,
+        "least": 0.0,
+        "most": 0.4,
+        "whole_rows": pytest.approx((6 / 8 + 5 / 8) / 2),
+    }
     assert bins[1] == {"from": 2, "to": 3, "pairs": 4} | shares
 
 

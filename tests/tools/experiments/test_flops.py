@@ -21,7 +21,9 @@ def test_table_3_comes_out_to_the_last_digit(encoding):
 
 def test_tape_is_counted_as_in_the_published_code_and_as_here():
     rows = flops.table_3()
-    published, code, ours = (row(rows, "tape", count) for count in ("published", "published code", "this project"))
+    published, code, ours = (
+        row(rows, "tape", count) for count in ("published", "published code", "this project")
+    )
     for name in ("MACs (G)", "parameters (M)"):
         assert code[name] == published[name]
         assert ours[name] < published[name]
@@ -34,4 +36,7 @@ def test_every_encoding_is_listed_by_default(tmp_path, monkeypatch):
     assert [each["encoding"] for each in rows] == encodings.available()
     (rope,) = [each for each in rows if each["encoding"] == "rope"]
     ours = row(flops.table_3(), "rope", "this project")
-    assert [rope[name] for name in ("MACs full (G)", "parameters (M)")] == [ours["MACs (G)"], ours["parameters (M)"]]
+    assert [rope[name] for name in ("MACs full (G)", "parameters (M)")] == [
+        ours["MACs (G)"],
+        ours["parameters (M)"],
+    ]

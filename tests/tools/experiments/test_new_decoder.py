@@ -12,7 +12,17 @@ SIZES = '{"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "n
 def test_the_vocabulary_is_the_tokenizers_and_the_weights_follow_from_the_seed(base, tmp_path):
     folders = [tmp_path / name for name in ("a", "b", "c")]
     for folder, seed in zip(folders, "001", strict=True):
-        given = ["gemma2", "--tokenizer", str(base), "--config", SIZES, "--output", str(folder), "--seed", seed]
+        given = [
+            "gemma2",
+            "--tokenizer",
+            str(base),
+            "--config",
+            SIZES,
+            "--output",
+            str(folder),
+            "--seed",
+            seed,
+        ]
         assert new_decoder.main(given) == 0
     model = AutoModelForCausalLM.from_pretrained(folders[0])
     assert model.config.model_type == "gemma2" and model.config.hidden_size == 16

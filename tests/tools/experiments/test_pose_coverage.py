@@ -35,10 +35,15 @@ def test_the_demo_s_sequences(tmp_path):
     result, table = written(tmp_path / "out", *MADE_UP, "--recipe", "demo")
     figures = result.figures
     assert (figures["rows"], figures["queries"], figures["window"]) == (48, 48 * 1024, 1024)
-    assert figures["distances"]["to"] == 16383 and figures["distances_beyond_the_window"]["from"] == 1024
+    assert (
+        figures["distances"]["to"] == 16383
+        and figures["distances_beyond_the_window"]["from"] == 1024
+    )
     assert 0.9 < figures["distances"]["seen"] < 1
     assert (table[0]["from"], table[-1]["to"]) == ("1", "16383")
-    assert sum(int(row["pairs"]) for row in table) == 48 * 1024 * 1023 // 2, "every pair of every sequence is somewhere"
+    assert sum(int(row["pairs"]) for row in table) == 48 * 1024 * 1023 // 2, (
+        "every pair of every sequence is somewhere"
+    )
 
 
 def test_packed_sequences_have_distances_within_documents(tmp_path):
@@ -54,9 +59,23 @@ def test_real_data_are_those_of_the_run(tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text("for letter in the alphabet: skip a few\n" * 40)
     monkeypatch.setattr("tape_ds.data.tokenizer.load_tokenizer", lambda *_: build_tokenizer())
     spec = f"text:{tmp_path}/text.txt"
-    fields = ["--train_data", spec, "--window", "64", "--eval_data", "", "--data_cache", str(tmp_path / "cache")]
+    fields = [
+        "--train_data",
+        spec,
+        "--window",
+        "64",
+        "--eval_data",
+        "",
+        "--data_cache",
+        str(tmp_path / "cache"),
+    ]
     result, _ = written(tmp_path / "out", *fields, "--samples", "9")
     sequences = training_sequences(load(fields, world_size=1), build_tokenizer(), BadRows())
-    layouts = [(sequences[i]["position_ids"].numpy(), sequences[i]["document_ids"].numpy()) for i in range(9)]
-    assert result.figures["distances"] == pose_coverage.summarise(pose_coverage.count_pairs(layouts, 16384))
+    layouts = [
+        (sequences[i]["position_ids"].numpy(), sequences[i]["document_ids"].numpy())
+        for i in range(9)
+    ]
+    assert result.figures["distances"] == pose_coverage.summarise(
+        pose_coverage.count_pairs(layouts, 16384)
+    )
     assert list(result.data) == [spec]

@@ -25,12 +25,20 @@ def own_folders(tmp_path, monkeypatch):
     ("program", "arguments", "field"),
     [
         (pose_coverage, ["--document_tokens", "4096", "--samples", "0"], "--samples"),
-        (pose_coverage, ["--document_tokens", "99", "--pose_chunks", "1", "--packing", "single"], "document_tokens"),
+        (
+            pose_coverage,
+            ["--document_tokens", "99", "--pose_chunks", "1", "--packing", "single"],
+            "document_tokens",
+        ),
         (stability, ["BASE", "--layers", "4"], "--layers"),
         (stability, ["BASE", "--texts", "text:text.txt", "--tokens", "99"], "--texts"),
         (new_decoder, ["gemma2", "--tokenizer", "BASE", "--config", "[8]"], "--config"),
         (new_decoder, ["gemma22", "--tokenizer", "BASE"], "family"),
-        (new_decoder, ["gemma2", "--tokenizer", "BASE", "--config", '{"hidden_sise": 8}'], "--config hidden_sise"),
+        (
+            new_decoder,
+            ["gemma2", "--tokenizer", "BASE", "--config", '{"hidden_sise": 8}'],
+            "--config hidden_sise",
+        ),
         (visualise, ["BASE", "--text", "nowhere.txt"], "--text"),
         (visualise, ["BASE", "--prompt", f"{PROMPT} " * 40, "--tokens", "4k"], "--tokens"),
         (visualise, ["BASE", "--text", "text.txt", "--heads", "5"], "--heads"),
@@ -47,7 +55,10 @@ def test_refusals_write_nothing(program, arguments, field, tmp_path, base, capsy
 
 @pytest.mark.parametrize(
     ("program", "arguments"),
-    [(stability, ["--texts", "text:text.txt", "--tokens", "20"]), (visualise, ["--prompt", PROMPT])],
+    [
+        (stability, ["--texts", "text:text.txt", "--tokens", "20"]),
+        (visualise, ["--prompt", PROMPT]),
+    ],
 )
 def test_a_model_that_is_not_finite_is_refused(program, arguments, tmp_path, base, capsys):
     model = tiny_model(encoding="tape")

@@ -30,7 +30,9 @@ def largest_change(figures):
 def exact_start(self, positions_BTN):
     """RoPE's start without the rounding to fp32 at its end."""
     angles_BTC = positions_BTN[..., :1].double() * torch.from_numpy(self.frequencies.array)
-    return torch.cat((angles_BTC.cos(), angles_BTC.sin()), dim=-1)[:, None] * self.frequencies.factor
+    return (
+        torch.cat((angles_BTC.cos(), angles_BTC.sin()), dim=-1)[:, None] * self.frequencies.factor
+    )
 
 
 @pytest.mark.parametrize("encoding", ["rope", "tape", "tape scale", "tape unit"])
@@ -76,7 +78,9 @@ AFTER = [[1.0, 0.0, 0.0], [0.2, 0.8, 0.0], [0.6, 0.1, 0.3]]
 def test_figures_are_those_of_the_definitions():
     """By hand: a text of two tokens after one that was added."""
     behind = [[9.0, 9.0, 9.0], [9.0, 3.0, 9.0], [9.0, 4.0, 0.0]]
-    found = stability.layer_changes(view(BEFORE, [[3.0, 7.0], [0.0, 4.0]]), view(AFTER, behind), added=1)
+    found = stability.layer_changes(
+        view(BEFORE, [[3.0, 7.0], [0.0, 4.0]]), view(AFTER, behind), added=1
+    )
     assert found["attention_l1"] == pytest.approx((0.2 + 0.4 + 0.2) / 2)
     assert found["attention_l1_renormalised"] == pytest.approx((0 + 0.25 + 0.25) / 2)
     assert found["positions_percent"] == pytest.approx(100 * math.sqrt(32) / 5)

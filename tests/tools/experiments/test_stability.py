@@ -25,7 +25,9 @@ def _own_folders(tmp_path, monkeypatch):
 def text(tmp_path):
     """Data spec of two texts of 60 tokens."""
     for name, step in (("one", 7), ("two", 11)):
-        (tmp_path / f"{name}.txt").write_text(" ".join(f"w{WORDS[step * place % len(WORDS)]}" for place in range(60)))
+        (tmp_path / f"{name}.txt").write_text(
+            " ".join(f"w{WORDS[step * place % len(WORDS)]}" for place in range(60))
+        )
     return f"text:{tmp_path}/*.txt"
 
 
@@ -38,13 +40,22 @@ def broken(base, tmp_path):
 def written(output, *arguments):
     """Runs the command and gives its result and its csv's rows."""
     assert stability.main([*map(str, arguments), "--tokens", "40", "--output", str(output)]) == 0
-    return results.load(output / "stability.json"), list(csv.DictReader((output / "stability.csv").open()))
+    return results.load(output / "stability.json"), list(
+        csv.DictReader((output / "stability.csv").open())
+    )
 
 
-def test_a_run_and_a_plain_llama_are_stable_and_a_broken_form_is_not(tmp_path, base, run, broken, text):
-    result, rows = written(tmp_path / "out", f"plain={base}", f"tape={run()}", broken, "--texts", text)
+def test_a_run_and_a_plain_llama_are_stable_and_a_broken_form_is_not(
+    tmp_path, base, run, broken, text
+):
+    result, rows = written(
+        tmp_path / "out", f"plain={base}", f"tape={run()}", broken, "--texts", text
+    )
     assert [each["name"] for each in result.figures["models"]] == ["plain", "tape", "flattened"]
-    assert result.figures["layers"] == [1, 2] and [len(each["texts"]) for each in result.figures["models"]] == [2] * 3
+    assert (
+        result.figures["layers"] == [1, 2]
+        and [len(each["texts"]) for each in result.figures["models"]] == [2] * 3
+    )
     last = {
         row["model"]: {name: float(row[name]) for name in stability.FIGURES}
         for row in rows
@@ -67,4 +78,6 @@ def test_files_of_one_name_in_two_folders_are_two_texts(tmp_path, base):
     assert list(model["texts"]) == [f"{spec} same.txt" for spec in both]
     each = [text["add_tokens"]["layers"]["1"]["attention_l1"] for text in model["texts"].values()]
     assert each[0] != each[1]
-    assert model["mean"]["add_tokens"]["layers"]["1"]["attention_l1"] == pytest.approx(sum(each) / 2)
+    assert model["mean"]["add_tokens"]["layers"]["1"]["attention_l1"] == pytest.approx(
+        sum(each) / 2
+    )

@@ -19,8 +19,12 @@ PROMPT = " ".join(f"w{each}" for each in IDS)
 
 def test_pictures_show_what_two_models_computed(tmp_path, base, monkeypatch):
     drawn, draw, output = {}, visualise.draw, tmp_path / "out"
-    monkeypatch.setattr(visualise, "draw", lambda kind, path: drawn.update({path.name: kind}) or draw(kind, path))
-    tape, rope = (saved(tiny_model(encoding=name), base, tmp_path / name) for name in ("tape", "rope"))
+    monkeypatch.setattr(
+        visualise, "draw", lambda kind, path: drawn.update({path.name: kind}) or draw(kind, path)
+    )
+    tape, rope = (
+        saved(tiny_model(encoding=name), base, tmp_path / name) for name in ("tape", "rope")
+    )
     arguments = [str(tape), "--against", f"plain={rope}", "--prompt", PROMPT, "--heads", "1", "3"]
     assert visualise.main([*arguments, "--output", str(output)]) == 0
     assert {path.name for path in output.iterdir()} == {*drawn, "visualise.json"}
@@ -38,7 +42,9 @@ def test_pictures_show_what_two_models_computed(tmp_path, base, monkeypatch):
     assert np.allclose(attention["layer 2", "head 3"], weights_HTT[2], atol=1e-6)
     assert np.allclose(attention["layer 2", "mean"], weights_HTT.mean(dim=0), atol=1e-6)
     states = drawn["positions.png"].maps
-    assert np.allclose(states["layer 2", "heads 3 to 4"], seen["view"].positions.matrix()[1], atol=1e-5)
+    assert np.allclose(
+        states["layer 2", "heads 3 to 4"], seen["view"].positions.matrix()[1], atol=1e-5
+    )
     assert set(result.figures["attention_l1_between_models"]) == {"1", "2", "3"}
 
 

@@ -26,7 +26,9 @@ from tests.training.runs.helpers import complete, flags, refusals
 
 ENCODINGS = ("tape", "alibi", "sincos")
 TALKS = [
-    conversation(f"which {number % 3}?", "return " * (1 + number % 4), "and?", f"letter {number % 2}")[: 2 + number % 3]
+    conversation(
+        f"which {number % 3}?", "return " * (1 + number % 4), "and?", f"letter {number % 2}"
+    )[: 2 + number % 3]
     for number in range(40)
 ]
 
@@ -36,11 +38,21 @@ def place(tmp_path_factory):
     """Folder with conversations of one answer and of two (some end with a question), an empty recipe, and models."""
     folder = tmp_path_factory.mktemp("place")
     write(folder / "train.jsonl", TALKS)
-    write(folder / "held_out.jsonl", [conversation("which 2?", "return letter", "and?", "letter 1")] * 3)
+    write(
+        folder / "held_out.jsonl",
+        [conversation("which 2?", "return letter", "and?", "letter 1")] * 3,
+    )
     (folder / "empty.yaml").write_text("seed: 7\n")
     torch.manual_seed(0)
-    sizes = {"vocab_size": 302, "max_position_embeddings": 128, "bos_token_id": 0, "eos_token_id": 1}
-    llama = LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, **sizes)
+    sizes = {
+        "vocab_size": 302,
+        "max_position_embeddings": 128,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+    llama = LlamaConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, **sizes
+    )
     save(LlamaForCausalLM(llama), folder / "llama")
     for name in ENCODINGS:
         save(TapeForCausalLM(tiny_config(position_encoding=name, **sizes)), folder / name)
@@ -76,7 +88,9 @@ def gradients(model, batches):
     for batch in batches:
         logits = model(**batch, skip_logits=False).logits
         labels = batch["labels"][:, 1:].flatten()
-        summed = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels, reduction="sum")
+        summed = torch.nn.functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1), labels, reduction="sum"
+        )
         (summed / targets).backward()
         total += float(summed.detach()) / targets
     return total, {name: weight.grad.clone() for name, weight in model.named_parameters()}
@@ -116,8 +130,12 @@ def test_held_out_answers_are_scored_as_they_are_learnt(place):
     assert found.targets == int((same.sequences[0]["labels"] != IGNORED).sum())
 
 
-def test_a_share_is_held_out_of_the_sequences_and_columns_that_are_not_read_are_named(place, tmp_path):
-    run = assemble(recipe(place, eval_share=0.25, train_data=write(tmp_path / "x.jsonl", TALKS, source="web")))
+def test_a_share_is_held_out_of_the_sequences_and_columns_that_are_not_read_are_named(
+    place, tmp_path
+):
+    run = assemble(
+        recipe(place, eval_share=0.25, train_data=write(tmp_path / "x.jsonl", TALKS, source="web"))
+    )
     assert (run.cut["train"].read, run.cut["held out"].read) == (30, 10)
     assert run.outline()["not read"] == "the columns source"
 
@@ -125,13 +143,23 @@ def test_a_share_is_held_out_of_the_sequences_and_columns_that_are_not_read_are_
 def test_a_run_from_end_to_end(place, tmp_path):
     """A model without a template learns with a given one, and is saved with it."""
     (tmp_path / "mine.jinja").write_text(MARKED)
-    settings = {"output_dir": tmp_path / "run", "max_steps": 30, "eval_data": f"jsonl:{place}/held_out.jsonl"}
+    settings = {
+        "output_dir": tmp_path / "run",
+        "max_steps": 30,
+        "eval_data": f"jsonl:{place}/held_out.jsonl",
+    }
     settings |= {"sample_prompts": "which", "sample_steps": 30, "sample_tokens": 2}
     run = assemble(recipe(place, "bare", chat_template=tmp_path / "mine.jinja", **settings))
     _, stored = complete(run)
     before, after = stored["figures"]["answer_loss"]
     assert after["nll"] < before["nll"] - 2 and before["examples"] == 6
-    assert stored["figures"]["cut"]["train"] == {"read": 40, "cut": 0, "cut_tokens": 0, "left_out": 0, "unanswered": 0}
+    assert stored["figures"]["cut"]["train"] == {
+        "read": 40,
+        "cut": 0,
+        "cut_tokens": 0,
+        "left_out": 0,
+        "unanswered": 0,
+    }
     assert set(stored["data"]) == {
         f"chat:jsonl:{place}/{each}" for each in ("train.jsonl/train", "held_out.jsonl/heldout")
     }
@@ -146,7 +174,9 @@ PLAIN_ENDS = CHATML.replace("<|im_end|>", "|end|")
 def test_generation_ends_where_the_template_ends_an_answer(place, tmp_path, text, ends):
     """The saved model went on after its answers: only the base's EOS, which no conversation has, was an end."""
     (tmp_path / "mine.jinja").write_text(text)
-    run = assemble(recipe(place, "bare", chat_template=tmp_path / "mine.jinja", output_dir=tmp_path / "run"))
+    run = assemble(
+        recipe(place, "bare", chat_template=tmp_path / "mine.jinja", output_dir=tmp_path / "run")
+    )
     trained.save_trained(tmp_path / "trained", run.model, run.record, run.tokenizer)
     assert ends_of(trained.load_trained(tmp_path / "trained"), run.tokenizer) == ends
     saved = GenerationConfig.from_pretrained(tmp_path / "trained").eos_token_id
@@ -186,7 +216,11 @@ class Tomorrow(date):
 def test_a_resumed_run_reads_the_date_of_its_first_start(place, tmp_path, monkeypatch):
     """A template that writes today's date gave other tokens once a run went on after midnight."""
     (tmp_path / "dated.jinja").write_text(DATED)
-    settings = {"chat_template": tmp_path / "dated.jinja", "output_dir": tmp_path / "run", "save_steps": 2}
+    settings = {
+        "chat_template": tmp_path / "dated.jinja",
+        "output_dir": tmp_path / "run",
+        "save_steps": 2,
+    }
     first = assemble(recipe(place, data_cache=tmp_path / "one", **settings))
     build_trainer(first).train()
     monkeypatch.setattr(finetuning, "date", Tomorrow)
@@ -197,7 +231,9 @@ def test_a_resumed_run_reads_the_date_of_its_first_start(place, tmp_path, monkey
     for index in range(len(first.sequences)):
         assert torch.equal(first.sequences[index]["input_ids"], rest.sequences[index]["input_ids"])
     anew = assemble(recipe(place, **settings | {"output_dir": tmp_path / "anew"}))
-    assert not torch.equal(first.sequences[0]["input_ids"], anew.sequences[0]["input_ids"]), "it starts a day later"
+    assert not torch.equal(first.sequences[0]["input_ids"], anew.sequences[0]["input_ids"]), (
+        "it starts a day later"
+    )
 
 
 def problems(place, **changes):
@@ -211,7 +247,11 @@ def test_what_only_the_tokens_can_tell(place, tmp_path):
     assert "train.jsonl:1: the chat template does not render it" in strict["train_data"].wrong
     assert set(problems(place, max_tokens=8, output_dir=tmp_path / "never")) == {"max_tokens"}
     assert set(problems(place, eval_share=0.01, output_dir=tmp_path / "never")) == {"eval_share"}
-    assert not [path for path in (tmp_path / "never").rglob("*") if path.is_file() and path.parent.name != "ranks"]
+    assert not [
+        path
+        for path in (tmp_path / "never").rglob("*")
+        if path.is_file() and path.parent.name != "ranks"
+    ]
 
 
 def test_conversations_are_trained_with_longce_s_weights(place, tmp_path):
@@ -219,11 +259,15 @@ def test_conversations_are_trained_with_longce_s_weights(place, tmp_path):
     same = {"max_steps": 1, "max_tokens": 250, "logging_steps": 1}
     _, plain = complete(assemble(recipe(place, output_dir=tmp_path / "plain", **same)))
     weights = {"target_weights": "longce", "longce_short": 8, "longce_stride": 4}
-    trainer, stored = complete(assemble(recipe(place, output_dir=tmp_path / "weighted", **weights, **same)))
+    trainer, stored = complete(
+        assemble(recipe(place, output_dir=tmp_path / "weighted", **weights, **same))
+    )
     (expected,) = [entry["loss"] for entry in plain["figures"]["train_loss"]]
     (logged,) = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert logged["plain_loss"] == pytest.approx(expected, rel=1e-6)
-    assert logged["mean_weight"] != pytest.approx(1.0, abs=1e-4) and logged["loss"] != pytest.approx(expected)
+    assert logged["mean_weight"] != pytest.approx(1.0, abs=1e-4) and logged[
+        "loss"
+    ] != pytest.approx(expected)
     assert stored["config"]["longce_short"] == 8
 
 

@@ -30,11 +30,17 @@ def model(tmp_path) -> Path:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = sorted(set(TEXT.split()))
-    tokenizer = Tokenizer(models.WordLevel({word: 3 + i for i, word in enumerate(words)} | {"<s>": 0}, unk_token="<s>"))
+    tokenizer = Tokenizer(
+        models.WordLevel(
+            {word: 3 + i for i, word in enumerate(words)} | {"<s>": 0}, unk_token="<s>"
+        )
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     torch.manual_seed(1)
     TapeForCausalLM(tiny_config(encoding="rope")).save_pretrained(tmp_path / "model")
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<s>").save_pretrained(tmp_path / "model")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<s>").save_pretrained(
+        tmp_path / "model"
+    )
     (tmp_path / "text.txt").write_text(TEXT)
     return tmp_path / "model"
 
@@ -76,7 +82,13 @@ def test_the_record_has_the_commit_and_the_weights_of_the_base(model, tmp_path, 
     own = assemble(recipe(model)).record
     assert (own.base, own.base_commit) == (str(model), None)
     assert own.base_files == {file.name: weight_files.fingerprint(file)}
-    hub_cache.put(monkeypatch, tmp_path / "hub", "org/tiny", {"a" * 40: model}, {"main": "a" * 40, "v1": "a" * 40})
+    hub_cache.put(
+        monkeypatch,
+        tmp_path / "hub",
+        "org/tiny",
+        {"a" * 40: model},
+        {"main": "a" * 40, "v1": "a" * 40},
+    )
     for name in ("org/tiny", "org/tiny@v1"):
         run = assemble(recipe(model, model=name, output_dir=tmp_path / name))
         assert (run.record.base, run.record.base_commit) == ("org/tiny", "a" * 40)
@@ -88,7 +100,10 @@ def test_a_base_with_weights_that_are_no_numbers_is_refused(model, number):
     """Every step was skipped; a run shorter than nonfinite_limit ended well, and stored the damaged weights."""
     (file,) = weight_files.files(model)
     tensors = weight_files.read(file)
-    damaged = {**tensors, "model.norm.weight": torch.full_like(tensors["model.norm.weight"], number)}
+    damaged = {
+        **tensors,
+        "model.norm.weight": torch.full_like(tensors["model.norm.weight"], number),
+    }
     save_file(damaged, file, metadata={"format": "pt"})
     found = refusals(recipe(model))
     assert list(found) == ["model"] and "NaN or infinite: model.norm.weight" in found["model"].wrong
@@ -138,7 +153,9 @@ def test_passkeys_are_asked_of_every_method_alike(model):
     """Prompts follow from the seed and the recipe's lengths; no held-out text is needed for them."""
     asked = {"passkey_lengths": "400,500", "passkey_trials": 3, "seed": 5}
     one, other = (assemble(recipe(model, method=name, **asked)) for name in ("norms", "lora"))
-    assert [(prompt.length, prompt.trial) for prompt in one.prompts] == [(n, t) for n in (400, 500) for t in range(3)]
+    assert [(prompt.length, prompt.trial) for prompt in one.prompts] == [
+        (n, t) for n in (400, 500) for t in range(3)
+    ]
     assert one.prompts == other.prompts
     (asking,) = one.scoring()
     assert asking.file.name == "passkey.json" and list(asking.before) == ["untouched"]
@@ -197,14 +214,21 @@ def test_no_weights_are_fetched_for_a_run_that_cannot_start(model, tmp_path, mon
         return small
 
     monkeypatch.setattr(hub, "download", download)
-    assert list(refusals(recipe(model, model="org/tiny", output_dir=output, method="lora", **fields))) == [named]
+    assert list(
+        refusals(recipe(model, model="org/tiny", output_dir=output, method="lora", **fields))
+    ) == [named]
 
 
 def test_long_documents_are_read_again_and_said_so(model):
     """A text of 720 words and one of 12: three copies of the long one fill three times as many sequences."""
-    (model.parent / "short.txt").write_text("one two three four five six seven eight nine ten eleven twelve")
+    (model.parent / "short.txt").write_text(
+        "one two three four five six seven eight nine ten eleven twelve"
+    )
     data = f"text:{model.parent}/*.txt"
-    plain, more = (assemble(recipe(model, train_data=data, max_steps=2, **own)) for own in ({}, {"upsample.100": "3"}))
+    plain, more = (
+        assemble(recipe(model, train_data=data, max_steps=2, **own))
+        for own in ({}, {"upsample.100": "3"})
+    )
     tokens = [sum(map(len, run.sequences.stored["input_ids"])) for run in (plain, more)]
     assert tokens == [720 + 12 - 12, 3 * 720]
     assert "long ones again: 4 documents, 2,172 tokens" in more.outline()["data"]
@@ -214,7 +238,10 @@ def test_weights_by_context_are_measured_before_weights_are_loaded(model, monkey
     """On the run's first sequences: of 16 tokens each, all of one text, a tail from 4 on."""
     run = assemble(recipe(model, target_weights="exact", max_steps=2))
     assert run.exact_weights.samples == 8 and run.exact_weights.histogram.longest == 15
-    assert run.exact_weights.edges.tolist() == [4, 8] and run.exact_weights.weights.tolist() == [2.5, 1.75]
+    assert run.exact_weights.edges.tolist() == [4, 8] and run.exact_weights.weights.tolist() == [
+        2.5,
+        1.75,
+    ]
     lines = report.weighting(run)
     assert lines["target weights"].startswith("exact: +1 in the mean from 4 tokens")
     assert "4 to 7 x2.5, from 8 x1.75" in lines["left context"]

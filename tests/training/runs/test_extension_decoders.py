@@ -31,15 +31,25 @@ SIZES = {
     "eos_token_id": 2,
     "initializer_range": 0.15,
 }
-WINDOWS = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 12}
+WINDOWS = {
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "sliding_window": 12,
+}
 FAMILIES = {
     "gemma3_text": WINDOWS | {"head_dim": 8},
     "phi3": {},
     "olmo2": {},
     "granite": {"logits_scaling": 4.0, "residual_multiplier": 0.5},
     "smollm3": {"no_rope_layers": [1, 1, 0]},
-    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 8},
-    "gpt_neox": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+    "qwen3_moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "head_dim": 8,
+    },
+    "gpt_neox": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    },
     "mistral": {"sliding_window": 12},
 }
 """What each computes that a Llama does not is reached within a text."""
@@ -98,7 +108,9 @@ def gptj(words):  # noqa: F811
     torch.manual_seed(1)
     (words / "model.safetensors").unlink()
     sizes = {"n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}
-    GPTJForCausalLM(GPTJConfig(vocab_size=61, initializer_range=0.15, **sizes)).save_pretrained(words)
+    GPTJForCausalLM(GPTJConfig(vocab_size=61, initializer_range=0.15, **sizes)).save_pretrained(
+        words
+    )
     (words.parent / "held.txt").write_text("two one four three six five eight seven\n" * 20)
     return words
 
@@ -110,7 +122,9 @@ def test_gptj_is_trained_with_pose_scored_and_loaded_again(gptj, method):
     bare = again.get_base_model() if method == "lora" else again
     assert isinstance(bare, ScaledGPTJForCausalLM) and bare.config.rope_parameters["factor"] == 2.0
     with torch.no_grad():
-        torch.testing.assert_close(again(ids).logits, prepared.model.eval()(ids).logits, rtol=0, atol=1e-6)
+        torch.testing.assert_close(
+            again(ids).logits, prepared.model.eval()(ids).logits, rtol=0, atol=1e-6
+        )
 
 
 def test_gptj_takes_no_other_encoding_and_no_dynamic_scaling(gptj):
@@ -127,7 +141,10 @@ def test_gptj_takes_no_other_encoding_and_no_dynamic_scaling(gptj):
         ({"method": "tape"}, "extended by its own class"),
         ({"method": "longlora"}, "does not attend in groups"),
         ({"method": "full", "train_router": "true"}, "has no router"),
-        ({"method": "lora", "lora_targets": "c_attn"}, "'c_attn': no linear map of a gemma3_text block"),
+        (
+            {"method": "lora", "lora_targets": "c_attn"},
+            "'c_attn': no linear map of a gemma3_text block",
+        ),
         ({"method": "lora", "attention_backend": "triton"}, "attention_backend"),
     ],
 )

@@ -41,13 +41,21 @@ def recipe(tmp_path):
             "pose_chunks": 1,
             "max_steps": 4,
         }
-        return load([part for name, value in (fields | changes).items() for part in (f"--{name}", str(value))])
+        return load(
+            [
+                part
+                for name, value in (fields | changes).items()
+                for part in (f"--{name}", str(value))
+            ]
+        )
 
     return make
 
 
 def test_documents_end_where_they_are_asked_to(recipe, tokenizer):
-    sequences = training_sequences(recipe(append_eos="true", attend_across="true"), tokenizer, BadRows())
+    sequences = training_sequences(
+        recipe(append_eos="true", attend_across="true"), tokenizer, BadRows()
+    )
     found = [list(sequence) for sequence in sequences.stored.with_format(None)["input_ids"]]
     assert found[:2] == [[10, 10, 10, 1, 20, 20, 20, 20], [20, 20, 20, 20, 20, 20, 1, 30]]
     tokenizer.eos_token = None
@@ -65,4 +73,7 @@ def test_pose_keeps_the_weights(recipe, tokenizer, tmp_path):
     assert {len(sequences[index]["input_ids"]) for index in range(50)} == {3, 8}
     short, long = sequences.tokens(20_000).values()
     assert short / (short + long) == pytest.approx(0.5, abs=0.01)
-    assert sequences.parts[0].sequences.pose is not None and "through its 1 documents" in sequences.origin
+    assert (
+        sequences.parts[0].sequences.pose is not None
+        and "through its 1 documents" in sequences.origin
+    )

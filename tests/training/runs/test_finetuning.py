@@ -31,19 +31,26 @@ def place(tmp_path_factory):
     lines = []
     for number in range(24):
         text = f"Which number?\n\n{' '.join(PLACES) * (number % 5)} {number}"
-        lines.append({"id": str(number), "input": text, "output": "number " * (number % 3) + str(number)})
+        lines.append(
+            {"id": str(number), "input": text, "output": "number " * (number % 3) + str(number)}
+        )
     (folder / "data" / "qasper").mkdir(parents=True)
     for split, part in {"train": lines[:16], "validation": lines[16:]}.items():
         (folder / "data" / "qasper" / f"{split}.jsonl").write_text("\n".join(map(json.dumps, part)))
     (folder / "empty.yaml").write_text("seed: 7\n")
     torch.manual_seed(0)
     sizes = {"vocab_size": 300, "max_position_embeddings": 32, "bos_token_id": 0, "eos_token_id": 1}
-    llama = LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, **sizes)
+    llama = LlamaConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, **sizes
+    )
     save(LlamaForCausalLM(llama), folder / "llama")
     for name in ("tape", "randpe", "alibi"):
         save(TapeForCausalLM(tiny_config(position_encoding=name, **sizes)), folder / name)
     yarn = encodings.options_of("yarn", {}).default_rope_parameters(32)
-    save(TapeForCausalLM(tiny_config(position_encoding="yarn", rope_parameters=yarn, **sizes)), folder / "yarn")
+    save(
+        TapeForCausalLM(tiny_config(position_encoding="yarn", rope_parameters=yarn, **sizes)),
+        folder / "yarn",
+    )
     return folder
 
 
@@ -95,7 +102,10 @@ def test_every_target_of_a_step_weighs_the_same_however_the_batch_is_cut(place, 
     loss.backward()
     norm = torch.nn.utils.get_total_norm([weight.grad for weight in run.model.parameters()])
     expected = float(loss.detach())
-    found = {each: one_step(place, tmp_path / str(each), per_device_train_batch_size=each) for each in (8, 2, 1)}
+    found = {
+        each: one_step(place, tmp_path / str(each), per_device_train_batch_size=each)
+        for each in (8, 2, 1)
+    }
     for each, (_, logged, weights) in found.items():
         assert logged["loss"] == pytest.approx(expected, rel=1e-5), each
         assert logged["grad_norm"] == pytest.approx(float(norm), rel=1e-4), each
@@ -113,13 +123,18 @@ def test_a_model_keeps_its_encoding_and_its_weights(place, model):
     before = LlamaForCausalLM if model == "llama" else TapeForCausalLM
     before = before.from_pretrained(place / model).eval()
     if model != "randpe":  # which spreads its range over the length it is made for
-        torch.testing.assert_close(run.model.eval()(ids).logits, before(ids).logits, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            run.model.eval()(ids).logits, before(ids).logits, atol=1e-5, rtol=1e-5
+        )
     assert set(run.names) == {name for name, _ in run.model.named_parameters()}
 
 
 def test_sequences_beyond_the_native_length_are_refused_where_rope_has_no_scaling(place):
     found = problems(place, force="false", output_dir=place / "refused")["max_tokens"]
-    assert "12 of 16 sequences are longer than the model's native length, 32 tokens (the longest: 80)" in found.wrong
+    assert (
+        "12 of 16 sequences are longer than the model's native length, 32 tokens (the longest: 80)"
+        in found.wrong
+    )
     assert assemble(recipe(place, "yarn", force="false")).config.max_position_embeddings == 80
 
 
@@ -136,8 +151,18 @@ def test_a_length_that_config_json_leaves_open_is_asked_for(place, tmp_path):
     assemble(recipe(place, tmp_path / "open", force="false"))
 
 
-YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32_768}
-LLAMA_3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "original_max_position_embeddings": 8_192}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32_768,
+}
+LLAMA_3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "original_max_position_embeddings": 8_192,
+}
 LLAMA_3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
@@ -145,14 +170,21 @@ LLAMA_3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
     ("length", "rope", "expected"),
     [
         (4096, {"rope_type": "default", "rope_theta": 1e4}, 4096),
-        (32_768, YARN, 131_072),  # as Qwen2.5's are published: the window's length, times the factor
+        # as Qwen2.5's are published: the window's length, times the factor
+        (
+            32_768,
+            YARN,
+            131_072,
+        ),
         (40_960, YARN, 131_072),  # Qwen3's, with the scaling that its model card asks for
         (131_072, LLAMA_3, 131_072),
         (4096, {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}, math.inf),
     ],
 )
 def test_the_length_that_a_base_reaches_with_its_own_scaling(length, rope, expected):
-    native = LlamaConfig(hidden_size=32, num_attention_heads=4, max_position_embeddings=length, rope_parameters=rope)
+    native = LlamaConfig(
+        hidden_size=32, num_attention_heads=4, max_position_embeddings=length, rope_parameters=rope
+    )
     assert finetuning.reach(BaseModel("base", "", native), native) == expected
 
 
@@ -160,7 +192,10 @@ def test_the_end_of_an_answer_is_an_end_of_generation(place, tmp_path):
     """Also where the base's settings name another token than its tokenizer does."""
     shutil.copytree(place / "llama", tmp_path / "model")
     GenerationConfig(eos_token_id=7).save_pretrained(tmp_path / "model")
-    assert assemble(recipe(place, tmp_path / "model")).model.generation_config.eos_token_id == [7, 1]
+    assert assemble(recipe(place, tmp_path / "model")).model.generation_config.eos_token_id == [
+        7,
+        1,
+    ]
     endless = build_tokenizer()
     endless.eos_token = None
     endless.save_pretrained(tmp_path / "model")
@@ -180,7 +215,9 @@ def problems(place, **changes):
 
 def test_a_run_that_does_not_fit_is_refused_before_its_text_is_tokenised(place, monkeypatch):
     """It came after hours of it."""
-    monkeypatch.setattr(assembly.device, "check", lambda *_: [Problem("memory", "1 GiB", "too little", "more")])
+    monkeypatch.setattr(
+        assembly.device, "check", lambda *_: [Problem("memory", "1 GiB", "too little", "more")]
+    )
     monkeypatch.setattr(finetuning.ScrollsTuning, "tokenise", lambda *_: pytest.fail("tokenised"))
     with pytest.raises(UserError, match="too little"):
         assemble(recipe(place))

@@ -32,7 +32,13 @@ FIELDS = {
 }
 
 
-LENGTHS = {"look_back": "28 32", "look_ahead": "28 32", "flip_flop": "24 32", "selective_copy": "28", "recall": "16 32"}
+LENGTHS = {
+    "look_back": "28 32",
+    "look_ahead": "28 32",
+    "flip_flop": "24 32",
+    "selective_copy": "28",
+    "recall": "16 32",
+}
 
 
 def recipe(tmp_path, task="addition", lengths=None, **changes):
@@ -54,7 +60,9 @@ def test_encodings_share_sequences_and_weights(tmp_path):
     rope, tape = (assemble(recipe(tmp_path, position_encoding=name)) for name in ("rope", "tape"))
     assert problems_of(rope) == problems_of(tape) and len(rope.sequences) == 48
     mine, others = dict(rope.model.named_parameters()), dict(tape.model.named_parameters())
-    assert mine.keys() < others.keys() and all(torch.equal(mine[name], others[name]) for name in mine)
+    assert mine.keys() < others.keys() and all(
+        torch.equal(mine[name], others[name]) for name in mine
+    )
     assert set(tape.names) == set(others), "everything is trained"
 
 
@@ -65,7 +73,9 @@ def test_loss_is_that_of_answers_alone(tmp_path):
     whole = run.model(**batch).loss
     logits = run.model(**{name: value for name, value in batch.items() if name != "labels"}).logits
     counted = batch["labels"][:, 1:] != -100
-    losses = torch.nn.functional.cross_entropy(logits[:, :-1][counted], batch["labels"][:, 1:][counted])
+    losses = torch.nn.functional.cross_entropy(
+        logits[:, :-1][counted], batch["labels"][:, 1:][counted]
+    )
     torch.testing.assert_close(whole, losses)
     assert counted.sum() == sum(len(run.sequences.sample(index).answers) for index in range(8))
 
@@ -74,7 +84,9 @@ def test_loss_is_that_of_answers_alone(tmp_path):
 def test_tests_beyond_the_window_are_asked_by_length(task, lengths, tmp_path, monkeypatch):
     """An encoding that follows from the length is the trained one within the window; one pass asks all of that."""
     run, used = assemble(recipe(tmp_path, task, held_out_samples=4)), []
-    monkeypatch.setattr(generated, "evaluated_at", lambda model, length: used.append(length) or nullcontext())
+    monkeypatch.setattr(
+        generated, "evaluated_at", lambda model, length: used.append(length) or nullcontext()
+    )
     run.scoring()[0].measure(run.model)
     assert used == lengths and used[0] == run.config.max_position_embeddings
 
@@ -89,17 +101,37 @@ def test_every_task_can_be_trained(task, tmp_path):
 
 @pytest.mark.parametrize("encoding", encodings.available())
 def test_every_encoding_is_trained_and_scored_beyond_its_sequences(encoding, tmp_path):
-    settings = {"position_encoding": encoding, "attention_backend": "sdpa", "max_steps": 1, "held_out_samples": 3}
+    settings = {
+        "position_encoding": encoding,
+        "attention_backend": "sdpa",
+        "max_steps": 1,
+        "held_out_samples": 3,
+    }
     run = assemble(recipe(tmp_path, "look_back", **settings))
     build_trainer(run).train()
-    assert [(one["length"], one["rows"]) for one in run.figures()["addressing"]] == [(32, 3), (48, 3), (64, 3)]
+    assert [(one["length"], one["rows"]) for one in run.figures()["addressing"]] == [
+        (32, 3),
+        (48, 3),
+        (64, 3),
+    ]
 
 
 def test_a_run_of_addressing_from_end_to_end(tmp_path):
-    settings = {"task": "flip_flop", "position_encoding": "tape", "max_steps": 4, "held_out_samples": 10}
+    settings = {
+        "task": "flip_flop",
+        "position_encoding": "tape",
+        "max_steps": 4,
+        "held_out_samples": 10,
+    }
     _, stored = complete(assemble(recipe(tmp_path, **settings)))
     assert (stored["config"]["task"], stored["config"]["train_lengths"]) == ("flip_flop", [24, 32])
     assert stored["data"] == {"addressing:flip_flop": TASKS["flip_flop"].fingerprint((24, 32))}
     kinds = [(one["length"], one["kind"]) for one in stored["figures"]["addressing"]]
-    assert kinds == [(length, kind) for kind in ("", "ignore 0.98", "ignore 0.1") for length in (32, 48, 64)]
-    assert AutoTokenizer.from_pretrained(tmp_path / "run" / "trained")("w 1 r").input_ids == [4, 8, 5]
+    assert kinds == [
+        (length, kind) for kind in ("", "ignore 0.98", "ignore 0.1") for length in (32, 48, 64)
+    ]
+    assert AutoTokenizer.from_pretrained(tmp_path / "run" / "trained")("w 1 r").input_ids == [
+        4,
+        8,
+        5,
+    ]

@@ -13,7 +13,10 @@ from tests.data.sources import token_writers as write
 from tests.training.runs.helpers import complete
 from tests.training.runs.test_pretraining import recipe
 
-DOCUMENTS = [[*np.random.default_rng(number).integers(5, 299, 20 + number % 50).tolist(), 1] for number in range(60)]
+DOCUMENTS = [
+    [*np.random.default_rng(number).integers(5, 299, 20 + number % 50).tolist(), 1]
+    for number in range(60)
+]
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +36,18 @@ def changes(texts, output, **more):
         {"source": f"tokens:{texts}/code.npy#uint32&end=eos", "weight": 1},
         {"source": f"text:{texts}/a.txt", "weight": 1},
     ]
-    given = {"train_data": json.dumps(entries), "eval_data": f"tokens:{texts}/web", "tokenizer": texts / "tokenizer"}
-    given |= {"vocab_size": "null", "eval_lengths": "16", "output_dir": output, "logging_steps": 1, "window": 16}
+    given = {
+        "train_data": json.dumps(entries),
+        "eval_data": f"tokens:{texts}/web",
+        "tokenizer": texts / "tokenizer",
+    }
+    given |= {
+        "vocab_size": "null",
+        "eval_lengths": "16",
+        "output_dir": output,
+        "logging_steps": 1,
+        "window": 16,
+    }
     return given | more
 
 
@@ -45,12 +58,18 @@ def test_a_run_trains_on_token_files_and_goes_on(texts, tmp_path, streaming):
     run = assemble(recipe(texts, **changes(texts, tmp_path / "whole", **given)))
     whole, stored = complete(run)
     given_tokens = run.sequences.tokens(16)
-    assert sum(given_tokens.values()) == 16 * 16 and stored["figures"]["tokens_by_source"] == given_tokens
+    assert (
+        sum(given_tokens.values()) == 16 * 16
+        and stored["figures"]["tokens_by_source"] == given_tokens
+    )
     resumed = {**given, "resume_from_checkpoint": tmp_path / "whole" / "checkpoint-2"}
     run = assemble(recipe(texts, **changes(texts, tmp_path / "rest", **resumed)))
     rest = build_trainer(run)
     rest.train(resume_from_checkpoint=str(run.resumed.folder))
-    mine, theirs = ([entry["loss"] for entry in one.state.log_history if "loss" in entry] for one in (rest, whole))
+    mine, theirs = (
+        [entry["loss"] for entry in one.state.log_history if "loss" in entry]
+        for one in (rest, whole)
+    )
     assert len(theirs) == 4 and mine[-2:] == theirs[-2:]
 
 
@@ -73,7 +92,12 @@ def test_documents_keep_their_borders_in_packed_sequences(texts, tmp_path):
 def test_another_file_is_not_resumed(texts, tmp_path):
     """The fingerprint is that of the ids, their borders and the options."""
     write.datatrove(tmp_path / "x.ds", DOCUMENTS)
-    given = {"train_data": f"tokens:{tmp_path}/x.ds", "eval_data": "", "max_steps": 1, "save_steps": 1}
+    given = {
+        "train_data": f"tokens:{tmp_path}/x.ds",
+        "eval_data": "",
+        "max_steps": 1,
+        "save_steps": 1,
+    }
     complete(assemble(recipe(texts, **changes(texts, tmp_path / "run", **given))))
     write.datatrove(tmp_path / "x.ds", [DOCUMENTS[0] + DOCUMENTS[1], *DOCUMENTS[2:]])
     given |= {"max_steps": 2, "resume_from_checkpoint": "auto"}
@@ -86,9 +110,15 @@ def test_files_are_refused_before_anything_starts(texts, tmp_path):
     write.bare(tmp_path / "raw.bin", DOCUMENTS)
     write.megatron(tmp_path / "cut", DOCUMENTS)
     (tmp_path / "cut.bin").write_bytes((tmp_path / "cut.bin").read_bytes()[:-4])
-    data = json.dumps([f"tokens:{tmp_path}/raw.bin", f"tokens:{tmp_path}/cut", f"bin:{tmp_path}/raw.bin"])
+    data = json.dumps(
+        [f"tokens:{tmp_path}/raw.bin", f"tokens:{tmp_path}/cut", f"bin:{tmp_path}/raw.bin"]
+    )
     given = {"train_data": data, "streaming": "true", "eval_data": ""}
     with pytest.raises(UserError) as caught:
         recipe(texts, **changes(texts, tmp_path / "run", **given))
     said = str(caught.value)
-    assert "nothing says how wide" in said and "where its index has" in said and "read from disk anyway" in said
+    assert (
+        "nothing says how wide" in said
+        and "where its index has" in said
+        and "read from disk anyway" in said
+    )

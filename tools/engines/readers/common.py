@@ -40,7 +40,9 @@ def main(engine: str, load: Load, *, logits: bool = True) -> None:
             _run(case, "", out / f"{case.name}.without_flag", asked, load, logits)
 
 
-def _run(case: Path, flags: str, out: Path, prompts: dict[str, list[int]], load: Load, logits: bool) -> None:
+def _run(
+    case: Path, flags: str, out: Path, prompts: dict[str, list[int]], load: Load, logits: bool
+) -> None:
     found: dict[str, Any] = {}
     errors: dict[str, str] = {}
     length = None

@@ -14,7 +14,9 @@ def load(folder: Path, flags: str) -> tuple[common.Compute, None]:
     out = Path(tempfile.mkdtemp())
     try:
         TransformersConverter(str(folder)).convert(str(out), force=True)
-        generator = ctranslate2.Generator(str(out), device="cpu", compute_type="float32", intra_threads=1)
+        generator = ctranslate2.Generator(
+            str(out), device="cpu", compute_type="float32", intra_threads=1
+        )
     finally:
         shutil.rmtree(out)
 

@@ -25,7 +25,12 @@ SPECIAL = ["<unk>", "<s>", "</s>"]
 
 def set_vocab(self: ModelBase, flags: str) -> None:
     tokens = [*SPECIAL, "<0x0A>"]
-    types = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL, gguf.TokenType.BYTE]
+    types = [
+        gguf.TokenType.UNKNOWN,
+        gguf.TokenType.CONTROL,
+        gguf.TokenType.CONTROL,
+        gguf.TokenType.BYTE,
+    ]
     while len(tokens) < VOCABULARY:
         tokens.append(f"w{len(tokens)}")
         types.append(gguf.TokenType.NORMAL)
@@ -72,7 +77,13 @@ def load(folder: Path, flags: str) -> tuple[common.Compute, None]:
         server = xllamacpp.Server(parameters)
 
     def compute(ids: list[int]) -> np.ndarray:
-        asked = {"prompt": ids, "n_predict": 1, "n_probs": VOCABULARY, "temperature": 0.0, "cache_prompt": False}
+        asked = {
+            "prompt": ids,
+            "n_predict": 1,
+            "n_probs": VOCABULARY,
+            "temperature": 0.0,
+            "cache_prompt": False,
+        }
         answer = server.handle_completions(asked)
         if "choices" not in answer:
             raise RuntimeError(str(answer))

@@ -55,7 +55,9 @@ def of_turbomind(config: Any) -> common.Compute:
     turbomind.copy_rope_config(rope, read, length)
 
     def compute(ids: list[int]) -> np.ndarray:
-        angles = np.arange(len(ids))[:, None] * turbomind_kernel.frequencies(rope, read.type, len(ids))
+        angles = np.arange(len(ids))[:, None] * turbomind_kernel.frequencies(
+            rope, read.type, len(ids)
+        )
         factor = rope.yarn_attention_factor if read.type == "yarn" else 1.0
         return np.concatenate([np.cos(angles), np.sin(angles)], -1).astype(np.float32) * factor
 

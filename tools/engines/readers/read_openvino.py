@@ -7,11 +7,17 @@ import numpy as np
 import torch
 from optimum.intel import OVModelForCausalLM
 
-EXACT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+EXACT = {
+    "INFERENCE_PRECISION_HINT": "f32",
+    "KV_CACHE_PRECISION": "f32",
+    "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
+}
 
 
 def load(folder: Path, flags: str) -> tuple[common.Compute, None]:
-    model = OVModelForCausalLM.from_pretrained(str(folder), export=True, load_in_8bit=False, ov_config=EXACT)
+    model = OVModelForCausalLM.from_pretrained(
+        str(folder), export=True, load_in_8bit=False, ov_config=EXACT
+    )
 
     def compute(ids: list[int]) -> np.ndarray:
         asked = torch.tensor([ids])

@@ -41,7 +41,9 @@ def rotary_of(config: Any) -> Any:
     module: Any = importlib.import_module(f"vllm.model_executor.models.{config.model_type}")
     module.get_tensor_model_parallel_world_size = lambda: 1
     layer = getattr(module, CLASSES[config.model_type])
-    given = SimpleNamespace(cache_config=None, quant_config=None, model_config=SimpleNamespace(hf_config=config))
+    given = SimpleNamespace(
+        cache_config=None, quant_config=None, model_config=SimpleNamespace(hf_config=config)
+    )
     if config.model_type == "llama":
         return layer(given, "layers.0")
     return layer(config, prefix="layers.0")

@@ -23,7 +23,9 @@ class _Kind(type):
 
     def __call__(cls, *given: Any, **named: Any) -> Any:
         if cls.__dict__.get("stands_in"):
-            as_decorator = len(given) == 1 and not named and isinstance(given[0], types.FunctionType | type)
+            as_decorator = (
+                len(given) == 1 and not named and isinstance(given[0], types.FunctionType | type)
+            )
             if as_decorator:
                 return given[0]
             return _new(f"{cls.__name__}()")
@@ -56,7 +58,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(self, names: Iterable[str]) -> None:
         self.names = tuple(names)
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Any = None, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
         found = any(name == each or name.startswith(f"{each}.") for each in self.names)
         if found:
             return importlib.machinery.ModuleSpec(name, self, is_package=True)

@@ -23,10 +23,20 @@ RULES = ("exact_match", "exact_ids")
 
 
 def documents(
-    *, form: str, lengths: Sequence[int], depths: Sequence[float], trials: int, seed: int, **metadata: Any
+    *,
+    form: str,
+    lengths: Sequence[int],
+    depths: Sequence[float],
+    trials: int,
+    seed: int,
+    **metadata: Any,
 ) -> dict[str, datasets.Dataset]:
     """Return the split ``test``: a row per prompt, with ``length``, ``depth``, ``trial``, ``key`` and ``prompt``."""
-    named = [metadata[name] for name in TOKENIZER_NAMES if isinstance(metadata.get(name), str) and metadata[name]]
+    named = [
+        metadata[name]
+        for name in TOKENIZER_NAMES
+        if isinstance(metadata.get(name), str) and metadata[name]
+    ]
     if not named:
         raise ValueError(
             "the passkey tasks count tokens, and nothing names a tokenizer: add it to --metadata, "
@@ -34,9 +44,16 @@ def documents(
         )
     loaded = load(named[0])
     rows = []
-    for question in passkey.grid(loaded, lengths, depths, trials, seed=seed, form=form, reply=REPLY_TOKENS):
+    for question in passkey.grid(
+        loaded, lengths, depths, trials, seed=seed, form=form, reply=REPLY_TOKENS
+    ):
         prompt = question.write()
-        shared = {"length": prompt.length, "depth": prompt.depth, "trial": prompt.trial, "key": prompt.key}
+        shared = {
+            "length": prompt.length,
+            "depth": prompt.depth,
+            "trial": prompt.trial,
+            "key": prompt.key,
+        }
         rows.append({**shared, "prompt": prompt.text, "tokenizer": named[0]})
     return {"test": datasets.Dataset.from_list(rows)}
 
@@ -47,7 +64,10 @@ load = cache(tokenizer.load_tokenizer)
 def score(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
     """1 or 0 by each rule, for all lengths and for this prompt's."""
     (reply,) = results
-    found = (first_integer(reply) == doc["key"], same_ids(load(doc["tokenizer"]), reply, doc["key"]))
+    found = (
+        first_integer(reply) == doc["key"],
+        same_ids(load(doc["tokenizer"]), reply, doc["key"]),
+    )
     by_rule = dict(zip(RULES, map(float, found), strict=True))
     return by_rule | {f"{rule}_{doc['length']}": value for rule, value in by_rule.items()}
 

@@ -56,33 +56,50 @@ def load(
     found = [each for each in examples.read(scrolls, split, data_dir) if each.hard or not hard_only]
     without = sum(not each.outputs for each in found)
     if not found:
-        raise UserError(Problem("split", split, "no row of it is marked as hard", "take files that mark them"))
+        raise UserError(
+            Problem("split", split, "no row of it is marked as hard", "take files that mark them")
+        )
     if 0 < without < len(found):
         wrong = f"{without} of {len(found)} questions of {scrolls} have no reference answer"
         raise UserError(Problem("split", split, wrong, "take a split that has all or none"))
     if without and is_main_process():
-        print(f"{scrolls}: the split {split} has no reference answers: texts are written, none is scored", flush=True)
+        print(
+            f"{scrolls}: the split {split} has no reference answers: texts are written, none is scored",
+            flush=True,
+        )
 
     counting = None
     if max_tokens is not None:
         counting = _tokenizer(tokenizer or pretrained, trust_remote_code)
-        if reference_format and counting.bos_token_id is not None and counting.bos_token_id == counting.eos_token_id:
+        if (
+            reference_format
+            and counting.bos_token_id is not None
+            and counting.bos_token_id == counting.eos_token_id
+        ):
             wrong = "a model trained so begins its answer with BOS, which is this tokenizer's end of text, too"
             raise UserError(Problem("reference_format", True, wrong, "leave it out"))
     answer_room = prompts.reserved(answer_tokens or dataset.answer_tokens)
     rows = []
     cut = list[int]()
     for each in found:
-        prompt = f"{prompts.BEFORE}{each.input}{prompts.REQUEST}" if dataset.kind == "summary" else each.input
+        prompt = (
+            f"{prompts.BEFORE}{each.input}{prompts.REQUEST}"
+            if dataset.kind == "summary"
+            else each.input
+        )
         cut_tokens = 0
         reserve = answer_room
         while max_tokens is not None and counting is not None:
             form: dict[str, Any] = {"reference_format": reference_format, "words": PUBLISHED_WORDS}
-            made = prompts.prompt_ids(dataset, each.input, counting, max_tokens, reserve=reserve, **form)
+            made = prompts.prompt_ids(
+                dataset, each.input, counting, max_tokens, reserve=reserve, **form
+            )
             cut_tokens = made.cut_tokens
             if not cut_tokens and not reference_format:
                 break
-            prompt = counting.decode(made.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            prompt = counting.decode(
+                made.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
             # a character of several tokens may have lost some
             prompt = prompt.rstrip(REPLACEMENT)
             # What was cut may have more tokens as a text, as when the end of the document met the request within a
@@ -95,7 +112,10 @@ def load(
         rows.append({**known, "prompt": prompt, "cut_tokens": cut_tokens})
         cut += [cut_tokens] if cut_tokens else []
     if cut and is_main_process():
-        print(f"{scrolls}: {len(cut):,} of {len(rows):,} prompts were cut, by {sum(cut):,} tokens together", flush=True)
+        print(
+            f"{scrolls}: {len(cut):,} of {len(rows):,} prompts were cut, by {sum(cut):,} tokens together",
+            flush=True,
+        )
     return {"validation": Documents.from_list(rows)}
 
 
@@ -103,7 +123,11 @@ def load(
 def _tokenizer(name: str | None, trust_remote_code: bool) -> "PreTrainedTokenizerBase":
     if name is None:
         remedy = 'name one: --metadata \'{"max_tokens": 8192, "tokenizer": "FOLDER OR HUB ID"}\''
-        raise UserError(Problem("tokenizer", None, "max_tokens counts tokens, and there is no tokenizer", remedy))
+        raise UserError(
+            Problem(
+                "tokenizer", None, "max_tokens counts tokens, and there is no tokenizer", remedy
+            )
+        )
     return tokenizers.load_tokenizer(name, trust_remote_code=trust_remote_code)
 
 
