@@ -180,6 +180,7 @@ def save_trained(
             del config.quantization_config  # only how the base was held
         config.save_pretrained(folder)
     elif len(record.names) == sum(1 for _ in model.named_parameters()):
+        tensors |= _persistent_buffers(model)
         use_cache = model.config.use_cache
         model.config.use_cache = True  # training keeps no key/value cache, generation needs one
         try:
@@ -199,6 +200,17 @@ def save_trained(
     if record.averaged is None:  # which older versions do not know
         del content["averaged"]
     storage.write_json(folder / RECORD, content)
+
+
+def _persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Return CPU copies of what a model's files hold besides parameters, such as Gemma 4's ``layer_scalar``. ZeRO
+    partitions no buffer."""
+    stored = model.state_dict().keys()
+    return {
+        name: buffer.to("cpu", copy=True)
+        for name, buffer in model.named_buffers()
+        if name in stored
+    }
 
 
 def replace_trained(

@@ -48,6 +48,8 @@ def main(argv: list[str] | None = None) -> int:
     help = f"refuse what one of these would silently compute as another model: {engines}"
     parser.add_argument("--check", nargs="+", metavar="ENGINE", default=[], help=help)
     parser.add_argument("--check_anyway", action="store_true", help="write it all the same")
+    help = "of a model with pictures, export the text decoder alone"
+    parser.add_argument("--text_only", action="store_true", help=help)
     group = parser.add_argument_group("GGUF")
     group.add_argument("--gguf", metavar="FILE", help="write this file, for llama.cpp")
     help = "of its matrices: F32, F16, BF16 or Q8_0; default: as the weights are stored, or as --dtype says"
@@ -76,6 +78,10 @@ def main(argv: list[str] | None = None) -> int:
             base_anyway=options.base_anyway,
             any_llama=options.out is None and options.gguf is not None,
         )
+    around = None
+    if source is not None and options.out is not None and not options.text_only:
+        with collecting(problems):
+            around = _around(source, options)
     served: Mapping[str, Any] | None = None
     if options.out is not None and source is not None:
         served = config_json.planned(source.config)
@@ -102,7 +108,7 @@ def main(argv: list[str] | None = None) -> int:
     quieten_libraries()
     if served is not None:
         print_engines(served, options.check)
-        _write_folder(options, source, dtype)
+        _write_folder(options, source, dtype, around)
     if planned is not None:
         numbers = gguf_file.write(
             planned, source, Path(options.gguf), options.check_logits and served is None
@@ -177,7 +183,32 @@ def _check_places(options: argparse.Namespace) -> list[Problem]:
     return problems
 
 
-def _write_folder(options: argparse.Namespace, source: "SourceModel", dtype: Any) -> None:
+def _around(source: "SourceModel", options: argparse.Namespace) -> Path | None:
+    """Return the folder of the model with pictures whose decoder was trained; None of any other model."""
+    from tape_ds.export import folder, wrapped
+    from tape_ds.models.loading import model_folder, wrapper
+
+    if source.record is None or source.record.base is None:
+        return None
+    original = Path(model_folder.resolve(source.record.base, with_weights=False))
+    if wrapper.read(original) is None:
+        return None
+    original = Path(model_folder.find_folder(source.record.base))
+    problems = wrapped.check(original)
+    if not folder.is_plain(source):
+        encoding = source.config.position_encoding
+        wrong = f"has positions ({encoding}) that the model around the decoder does not compute"
+        problems.append(Problem("source", options.source, wrong, "--text_only"))
+    if options.dtype != "auto":
+        wrong = "the model around the decoder stays as it is stored"
+        problems.append(Problem("--dtype", options.dtype, wrong, "leave it out, or --text_only"))
+    raise_if_any(problems)
+    return original
+
+
+def _write_folder(
+    options: argparse.Namespace, source: "SourceModel", dtype: Any, around: Path | None
+) -> None:
     from tape_ds.export import folder
 
     out = Path(options.out)
@@ -188,6 +219,7 @@ def _write_folder(options: argparse.Namespace, source: "SourceModel", dtype: Any
         options.license,
         dtype,
         options.check_logits,
+        around,
     )
     plain = folder.is_plain(source)
     kind = "with its own code, modeling_tape.py and what it imports"
@@ -196,6 +228,8 @@ def _write_folder(options: argparse.Namespace, source: "SourceModel", dtype: Any
     print(
         f"{out}: {type(model).__name__}, {model.num_parameters() / 1e6:,.2f} M parameters, {model.dtype}, {kind}"
     )
+    if around is not None:
+        print(f"put back into {around}, whose other tensors and files are unchanged")
     if source.result is None:
         print(f"model card without results: {source.without_result}")
     if options.push is not None:

@@ -7,6 +7,7 @@ code (:mod:`tape_ds.export.model_code`), which ``trust_remote_code=True`` runs. 
 """
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tape_ds import building, encodings, results
 from tape_ds.checkpoint.source_model import SourceModel
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.errors import Problem, UserError
-from tape_ds.export import card, config_json, model_code
+from tape_ds.export import card, config_json, model_code, wrapped
 from tape_ds.models import convert
 from tape_ds.models.files.hub import CONFIG
 from tape_ds.models.loading import extendable
@@ -44,6 +45,7 @@ def write(
     license: str | None = None,
     dtype: torch.dtype | None = None,
     check_logits: bool = False,
+    around: Path | None = None,
 ) -> PreTrainedModel:
     """Write the folder ``out``, which must not exist; return the model as it was written, perhaps without its weights.
 
@@ -51,6 +53,7 @@ def write(
         name, license: for the model card, see :func:`tape_ds.export.card.text`.
         dtype: of the weights; default: the base model's.
         check_logits: see :class:`tape_ds.checkpoint.adapted_weights.AdaptedWeights`.
+        around: folder of the model with pictures into which the decoder is put back.
     """
     assert not out.exists(), "checked by the caller"
     plain = is_plain(source)
@@ -77,9 +80,22 @@ def write(
 
     model: Any = None
 
+    stored = dtype or source.dtype
+    if around is not None:
+        stored = wrapped.widest_dtype(around)
+
     def build(folder: Path) -> None:
+        if around is None:
+            build_alone(folder)
+            return
+        decoder = folder.with_name("decoder")
+        build_alone(decoder)
+        wrapped.write(decoder, around, folder)
+        shutil.rmtree(decoder)
+
+    def build_alone(folder: Path) -> None:
         nonlocal model
-        model = source.whole(check_logits=check_logits).write(folder, dtype or source.dtype, adjust)
+        model = source.whole(check_logits=check_logits).write(folder, stored, adjust)
         written = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         if not plain:
             # `transformers serve` takes the first architecture's class from transformers itself; its auto class is

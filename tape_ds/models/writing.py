@@ -1,5 +1,6 @@
 """Write a model folder one tensor at a time: the files, names and shards that ``save_pretrained`` would write."""
 
+import contextlib
 import inspect
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -65,25 +66,33 @@ def write(
         each: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
         for each, tensor in tensors.items()
     }
+    wrong: set[str] = set()
+    with shards_of(folder, forms, {"total_parameters": model.num_parameters()}) as shards:
+        for each, rows in _in_order(weights, model, tensors):
+            shards.write(each, _cast(rows, forms[each].dtype, each, wrong))
+    raise_if_any(exact.not_finite_weights(sorted(wrong), field, name))
+
+
+@contextlib.contextmanager
+def shards_of(
+    folder: Path, forms: Mapping[str, Tensor], metadata: Mapping[str, Any] | None = None
+) -> Iterator["ShardFiles"]:
+    """Yield the files into which ``save_pretrained`` would divide tensors of these ``forms``, to be filled; at the end
+    write their index, with ``metadata``, where they are several."""
     largest = (
         inspect.signature(PreTrainedModel.save_pretrained).parameters["max_shard_size"].default
     )
     stem, _, suffix = WHOLE.rpartition(".")
     split = split_torch_state_dict_into_shards(
-        forms, filename_pattern=f"{stem}{{suffix}}.{suffix}", max_shard_size=largest
+        dict(forms), filename_pattern=f"{stem}{{suffix}}.{suffix}", max_shard_size=largest
     )
-    wrong: set[str] = set()
-    total = sum(form.nbytes for form in forms.values())
-    bar = tqdm(total=total, desc="writing", unit="B", unit_scale=True, disable=None, leave=False)
-    with bar, _ShardFiles(folder, split.filename_to_tensors, forms) as shards:
-        for each, rows in _in_order(weights, model, tensors):
-            checked = _cast(rows, forms[each].dtype, each, wrong)
-            for written in shards.write(each, checked):
-                bar.update(written)
-    raise_if_any(exact.not_finite_weights(sorted(wrong), field, name))
+    with ShardFiles(folder, split.filename_to_tensors, forms) as shards:
+        yield shards
     if split.is_sharded:
-        metadata = {"total_parameters": model.num_parameters(), **split.metadata}
-        index = {"metadata": metadata, "weight_map": split.tensor_to_filename}
+        index = {
+            "metadata": {**(metadata or {}), **split.metadata},
+            "weight_map": split.tensor_to_filename,
+        }
         text = json.dumps(index, indent=2, sort_keys=True) + "\n"
         storage.write_text(folder / f"{WHOLE}.index.json", text)
 
@@ -122,8 +131,8 @@ def _in_order(
         done |= set(members)
 
 
-class _ShardFiles:
-    """Files of safetensors that are filled in any order."""
+class ShardFiles:
+    """Files of safetensors that are filled in any order, with a progress bar by bytes."""
 
     def __init__(
         self, folder: Path, names: Mapping[str, Sequence[str]], forms: Mapping[str, Tensor]
@@ -132,14 +141,20 @@ class _ShardFiles:
         for file, kept in names.items():
             opened = SafetensorsFile(folder / file, {name: forms[name] for name in kept})
             self._files |= dict.fromkeys(kept, opened)
+        total = sum(form.nbytes for form in forms.values())
+        self._bar = tqdm(
+            total=total, desc="writing", unit="B", unit_scale=True, disable=None, leave=False
+        )
 
-    def write(self, name: str, rows: Iterable[Tensor]) -> Iterator[int]:
-        return self._files[name].write(name, rows)
+    def write(self, name: str, rows: Iterable[Tensor]) -> None:
+        for written in self._files[name].write(name, rows):
+            self._bar.update(written)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: Any, *_: Any) -> None:
+        self._bar.close()
         for file in set(self._files.values()):
             file.close()
             assert kind is not None or file.is_full, "every tensor of a shard is written"

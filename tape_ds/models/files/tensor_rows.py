@@ -83,6 +83,12 @@ class StoredRows:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._shapes[name]
 
+    def dtype(self, name: str) -> torch.dtype:
+        header = self._headers.get(name)
+        if header is None or header.dtype not in _DTYPES:
+            return self.rows(name).dtype
+        return _DTYPES[header.dtype]
+
     def rows(self, name: str, first: int = 0, last: int | None = None) -> Tensor:
         file = self._files[name]
         if file.suffix != ".safetensors":

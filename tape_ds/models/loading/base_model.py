@@ -19,7 +19,8 @@ class BaseModel:
     name: str
     """A hub id, ``smollm2`` or an absolute path."""
     folder: str
-    """Empty where a run is only planned. A hub id's has no weights before :meth:`fetched`."""
+    """Empty where a run is only planned. Before :meth:`fetched` a hub id's has no weights, and a model with pictures is
+    the whole one."""
     config: PreTrainedConfig
 
     def __post_init__(self) -> None:
@@ -45,12 +46,13 @@ class BaseModel:
 
     def fetched(self) -> "BaseModel":
         """Return it with its weights on this machine: a hub id's are downloaded, of the commit that was read."""
+        if not self.folder:
+            return self
         repository, _ = hub.split(self.name)
         commit = hub.commit_of(self.folder)
-        is_remote = commit is not None and hub.is_id(self.name) and not Path(self.name).exists()
-        if not is_remote:
-            return self
-        return replace(self, folder=model_folder.resolve(f"{repository}@{commit}"))
+        if commit is not None and hub.is_id(self.name) and not Path(self.name).exists():
+            return replace(self, folder=model_folder.resolve(f"{repository}@{commit}"))
+        return replace(self, folder=model_folder.resolve(self.folder))
 
 
 def open_base(name: str) -> BaseModel:

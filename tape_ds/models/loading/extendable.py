@@ -24,7 +24,7 @@ from tape_ds.models.files.config_file import BAICHUAN, check_llama_shaped, has_l
 from tape_ds.models.files.hub import CONFIG
 from tape_ds.models.files.library_errors import as_message
 from tape_ds.models.llama import TapeForCausalLM
-from tape_ds.models.loading import baichuan
+from tape_ds.models.loading import baichuan, wrapper
 from tape_ds.registration import register
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ def read(
     source: str | Path, *, trust_remote_code: bool | None = None, **hub_arguments: Any
 ) -> PreTrainedConfig:
     """Return the configuration of a folder or hub id; a Baichuan2-7B's is that of the Llama it becomes, a GPT-J's has
-    the RoPE parameters that transformers' own lacks.
+    the RoPE parameters that transformers' own lacks, and a model with pictures or sound gives its text decoder's.
 
     A Llama-shaped model's has the length that its own RoPE scaling reaches as ``max_position_embeddings``, and complete
     ``rope_parameters``, from either published form. ``trust_remote_code``: whether code that comes with it may be run;
@@ -57,6 +57,12 @@ def read(
         config = AutoConfig.from_pretrained(
             source, trust_remote_code=bool(trust_remote_code), **hub_arguments
         )
+    if (text := wrapper.text_config(config)) is not None:
+        say_once(
+            f"{source}: a {config.model_type}, of which the text decoder is taken ({text.model_type})"
+        )
+        config = text
+        content = text.to_dict()
     config = decoder_configuration.filled_in(gptj.with_rope(config))
     if config.dtype is not None and not getattr(config.dtype, "is_floating_point", False):
         wrong = f"its config.json has dtype = {config.dtype}, and weights are numbers with a point"

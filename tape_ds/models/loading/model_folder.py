@@ -1,4 +1,5 @@
-"""Find a model's folder: a hub id is downloaded, a GGUF file unpacked and a Baichuan2-7B converted, once.
+"""Find a model's folder: a hub id is downloaded, a GGUF file unpacked, a Baichuan2-7B converted and the text decoder of
+a model with pictures taken out, once.
 
 Later runs find the folder. Safe with several processes: one writes aside and renames, the others wait.
 """
@@ -20,10 +21,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tape_ds import building, paths, storage
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models import saving
-from tape_ds.models.files import gguf_header, hub, json_file, library_errors
+from tape_ds.models.files import gguf_header, hub, json_file, library_errors, weight_files
 from tape_ds.models.files.config_file import BAICHUAN, SMOLLM2, check_gguf
 from tape_ds.models.files.exact import fill, require_exact
-from tape_ds.models.loading import baichuan, extendable
+from tape_ds.models.loading import baichuan, extendable, wrapper
 
 _GGUF_FORMAT = 2
 """Raised when a GGUF file is unpacked into something else: older folders are not used any more."""
@@ -33,7 +34,8 @@ _ELSEWHERE = "or set XDG_CACHE_HOME or HF_HOME to a place with room: models that
 def resolve(
     name_or_path: str, models: str | Path | None = None, *, with_weights: bool = True
 ) -> str:
-    """Return the folder of a model: a hub id is downloaded, a GGUF file unpacked, a Baichuan2-7B converted.
+    """Return the folder of a model: a hub id is downloaded, a GGUF file unpacked, a Baichuan2-7B converted, and the
+    text decoder of a model with pictures taken out.
 
     Args:
         name_or_path: a folder, a hub id, a ``.gguf`` file, or ``smollm2``: SmolLM2-135M-Instruct inside the
@@ -59,7 +61,12 @@ def resolve(
     with contextlib.suppress(UserError):
         content = json_file.read(folder / hub.CONFIG, "model", name_or_path)
     if content.get("model_type") != BAICHUAN:
-        return str(find_folder(name_or_path) if with_weights else folder)
+        if not with_weights:
+            return str(folder)
+        folder = Path(find_folder(name_or_path))
+        if wrapper.TEXT in content and wrapper.read(folder) is not None:
+            return str(_decoder_folder(folder, models))
+        return str(folder)
     # refuses others before gigabytes are downloaded
     baichuan.llama_config(content, str(folder))
     source = Path(find_folder(name_or_path))
@@ -70,6 +77,13 @@ def resolve(
     )
     build = partial(baichuan.convert, source)
     return str(building.folder(models, f"{name}-llama-{stamp}", build, "model", _ELSEWHERE))
+
+
+def _decoder_folder(source: Path, models: Path) -> Path:
+    """Return the folder of the decoder inside a model with pictures or sound."""
+    stamp = _stamp(sorted([source / hub.CONFIG, *weight_files.files(source)]))
+    build = partial(wrapper.write_decoder, source)
+    return building.folder(models, f"{source.name}-text-{stamp}", build, "model", _ELSEWHERE)
 
 
 def find_folder(name_or_path: str, *, with_weights: bool = True) -> str | Path:

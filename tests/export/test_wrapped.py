@@ -1,0 +1,188 @@
+"""A decoder inside a model with pictures is taken out, trained, and put back."""
+
+import hashlib
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+from tape_ds.cli import export
+from tape_ds.models.loading import model_folder
+from tape_ds.training.execution import execute
+from tape_ds.training.runs.assembly import assemble
+from tests.training.runs.test_extension import model as words  # noqa: F401  (a folder with a tokenizer, and text next to it)
+from tests.training.runs.test_extension import recipe
+
+TEXT = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": 61,
+    "max_position_embeddings": 32,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.15,
+}
+PICTURES = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+KINDS = ["sliding_attention", "full_attention"]
+WRAPPERS = {
+    "gemma3": ("gemma3_text", {"layer_types": KINDS, "sliding_window": 12}, {}),
+    "gemma4": (
+        "gemma4_text",
+        {
+            "layer_types": KINDS,
+            "sliding_window": 12,
+            "global_head_dim": 8,
+            "vocab_size_per_layer_input": 61,
+            "hidden_size_per_layer_input": 8,
+            "num_kv_shared_layers": 0,
+        },
+        {"num_key_value_heads": 2, "head_dim": 8},
+    ),
+    "mistral3": ("mistral", {}, {"model_type": "pixtral", "head_dim": 8}),
+    "llava": ("llama", {}, {"model_type": "clip_vision_model"}),
+    "internvl": ("qwen2", {}, {"image_size": [28, 28], "patch_size": [14, 14]}),
+}
+"""Model type -> type and fields of its text model, fields of what reads pictures."""
+FIELDS = {"image_token_id": 58, "image_token_index": 58}
+
+
+def wrapped(kind, folder):
+    text, fields, pictures = WRAPPERS[kind]
+    config = AutoConfig.for_model(
+        kind,
+        text_config={"model_type": text, **TEXT, **fields},
+        vision_config=PICTURES | pictures,
+        **FIELDS,
+    )
+    torch.manual_seed(1)
+    model = AutoModelForImageTextToText.from_config(config).eval()
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
+    model.save_pretrained(folder, max_shard_size="40KB")
+    (folder / "preprocessor_config.json").write_text('{"size": 28}')
+    return model
+
+
+@pytest.fixture(params=WRAPPERS)
+def whole(request, words):  # noqa: F811
+    return words, wrapped(request.param, words)
+
+
+def tensors(folder):
+    found = {}
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, "pt") as opened:
+            for name in opened.keys():  # noqa: SIM118  (no dict)
+                content = opened.get_tensor(name).view(torch.uint8).numpy().tobytes()
+                found[name] = (file.name, hashlib.sha256(content).hexdigest())
+    return found
+
+
+def logits(model, ids):
+    with torch.no_grad():
+        return model(input_ids=ids).logits
+
+
+IDS = torch.arange(3, 23)[None]
+
+
+def test_the_text_part_is_one_more_decoder(whole, tmp_path):
+    folder, model = whole
+    alone = AutoModelForCausalLM.from_pretrained(model_folder.resolve(str(folder), tmp_path)).eval()
+    assert torch.equal(logits(alone, IDS), logits(model, IDS))
+    assert not any("vision" in name for name in alone.state_dict())
+
+
+@pytest.mark.parametrize(
+    "kind, method",
+    [
+        ("gemma3", "lora"),
+        ("mistral3", "yarn"),
+        # which has buffers in its files
+        ("gemma4", "full"),
+        *(
+            pytest.param(kind, method, marks=pytest.mark.slow)
+            for kind in WRAPPERS
+            for method in ("full", "lora", "yarn")
+            if (kind, method) != ("gemma4", "yarn")
+        ),
+    ],
+)
+def test_what_was_trained_is_put_back_and_nothing_else(kind, method, words, tmp_path):  # noqa: F811
+    folder = words
+    wrapped(kind, folder)
+    before = tensors(folder)
+    length = 64
+    changes = {"rope_parameters": '{"rope_type": "auto"}', "method": method}
+    if kind == "gemma4":
+        length = 32  # its scaling is kept as it is
+    if method != "yarn":
+        changes |= {"max_steps": 2, "learning_rate": 0.01}
+    changes |= {"target_length": length, "eval_length": length}
+    prepared = assemble(recipe(folder, **changes))
+    assert execute(prepared) == 0
+    assert export.main([str(prepared.output), str(tmp_path / "out")]) == 0
+
+    after = tensors(tmp_path / "out")
+    assert {name: file for name, (file, _) in after.items()} == {
+        name: file for name, (file, _) in before.items()
+    }
+    changed = {name for name in after if after[name] != before[name]}
+    if method == "yarn":
+        assert not changed
+    elif method == "lora":
+        # LongLoRA's recipe trains the norms as well
+        assert changed and all("_proj.weight" in name or "norm" in name for name in changed)
+    else:
+        assert len(changed) > 4
+    assert not any("vision" in name or "projector" in name for name in changed)
+
+    again = AutoModelForImageTextToText.from_pretrained(tmp_path / "out").eval()
+    long = torch.arange(length - 4)[None] % 20 + 3
+    trained = prepared.model.eval()(input_ids=long).logits.detach()
+    torch.testing.assert_close(logits(again, long), trained, rtol=0, atol=2e-5)
+
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    own = json.loads((folder / "config.json").read_text())
+    assert config["text_config"]["max_position_embeddings"] == length
+    for content in (config, own):
+        for name in ("rope_parameters", "rope_theta", "rope_scaling", "max_position_embeddings"):
+            content["text_config"].pop(name, None)
+    assert config == own
+    kept = [file.name for file in folder.iterdir() if file.suffix != ".safetensors"]
+    for name in set(kept) - {"config.json", "README.md", "tokenizer_config.json"}:
+        assert (tmp_path / "out" / name).read_bytes() == (folder / name).read_bytes()
+
+
+def test_the_decoder_alone_is_exported_if_asked(words, tmp_path):  # noqa: F811
+    wrapped("gemma3", words)
+    prepared = assemble(recipe(words, rope_parameters='{"rope_type": "yarn"}', method="yarn"))
+    assert execute(prepared) == 0
+    assert export.main([str(prepared.output), str(tmp_path / "text"), "--text_only"]) == 0
+    assert json.loads((tmp_path / "text/config.json").read_text())["model_type"] == "gemma3_text"
+
+
+def test_what_the_model_around_it_cannot_be_given_is_refused(words, tmp_path, capsys):  # noqa: F811
+    wrapped("llava", words)
+    prepared = assemble(recipe(words, method="tape", max_steps=1))
+    assert execute(prepared) == 0
+    capsys.readouterr()
+    command = [str(prepared.output), str(tmp_path / "out"), "--dtype", "bfloat16"]
+    assert export.main(command) == 2
+    said = capsys.readouterr().err
+    assert "2 problems" in said and "positions (tape)" in said and "--dtype" in said
+    assert said.count("--text_only") == 2 and not (tmp_path / "out").exists()
