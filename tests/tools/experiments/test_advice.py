@@ -8,7 +8,7 @@ from scipy import stats
 from tape_ds import results
 from tape_ds.scoring.span_losses import SpanLosses
 from tools.experiment import statistics
-from tools.experiments import advice
+from tools.experiments import advice, advice_runs
 
 METHODS = advice.PARTS["methods"]
 SPAN, TEXTS = 2048, ("a.py", "b.json")
@@ -56,7 +56,7 @@ def runs(tmp_path):
 def test_claims_are_paired_t_tests_with_holm_over_both_figures(runs):
     arms = advice.arms_of(METHODS, advice.read(runs))
     for figure, seeds in ((advice.LOSS, [0, 1, 2]), (advice.KEYS, [0, 1, 2])):
-        counted = advice.counted(METHODS, arms, figure)
+        counted = advice_runs.counted(METHODS, arms, figure)
         assert {arm: list(of_seed) for arm, of_seed in counted.items()} == {
             "yarn": [0]
         } | dict.fromkeys(FIGURES, seeds)
@@ -91,7 +91,7 @@ def test_a_seed_that_was_not_asked_counts_for_the_loss_alone(runs):
     (runs / "lora_seed_2" / "evaluation" / "multikey" / "passkey.json").unlink()
     arms = advice.arms_of(METHODS, advice.read(runs))
     seeds = {
-        figure: list(advice.counted(METHODS, arms, figure)["norms"])
+        figure: list(advice_runs.counted(METHODS, arms, figure)["norms"])
         for figure in (advice.LOSS, advice.KEYS)
     }
     assert seeds == {advice.LOSS: [0, 1, 2], advice.KEYS: [0, 1]}
@@ -104,7 +104,7 @@ def test_a_part_without_questions_claims_of_the_loss_alone(runs, tmp_path):
     family = replace(advice.PARTS["family"], native=METHODS.native, target=METHODS.target)
     arms = advice.arms_of(family, advice.read(runs))
     claims = advice.claims_of(family, arms)
-    assert [(claim.arm, claim.against) for claim in claims] == list(advice.FIRST)
+    assert [(claim.arm, claim.against) for claim in claims] == list(advice_runs.FIRST)
     advice.draw(family, arms, tmp_path / "family.png")
     assert "key" not in advice.page(family, "family", arms, claims)
 
