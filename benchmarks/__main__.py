@@ -48,7 +48,8 @@ COMMANDS = {
     "merge": merge_cost.main,
     "start": start_cost.main,
 }
-OURS = ("ours", "attend")  # prefixes of this project's implementations
+# prefixes of this project's implementations
+OURS = ("ours", "attend")
 
 
 @command

@@ -165,14 +165,16 @@ def implementations(shape: Shape, device: torch.device) -> list[Implementation]:
     by_torch = []
     kinds: Collection[str] = SDPA
     if lengths is not None:
-        kinds = ()  # torch's own takes no documents
+        # torch's own takes no documents
+        kinds = ()
     elif on_cpu:
         kinds = ("flash", "math")
     for name in kinds:
         make = functools.partial(sdpa, name)
         by_torch.append(Implementation(BASELINE, f"sdpa {name}", make))
         by_torch.append(Implementation("tape", f"two calls, sdpa {name}", make))
-        if name != "flash":  # takes a single width
+        # takes a single width
+        if name != "flash":
             by_torch.append(Implementation("tape", f"one call, sdpa {name}", make, joined=True))
     return ours[: 2 * len(first)] + by_torch + ours[2 * len(first) :]
 

@@ -26,11 +26,13 @@ from benchmarks.measure import (
     summarise,
 )
 
-BASELINE = "rope"  # the encoding that the others' times are divided by
+# the encoding that the others' times are divided by
+BASELINE = "rope"
 TIMED = "timed"
 WRONG = "wrong"
 REFUSED = "refused"
-FIRST = 3  # samples of an implementation before all are timed in turn
+# samples of an implementation before all are timed in turn
+FIRST = 3
 STRETCHES = 16
 FACTOR = 2.0
 # Relative error that is always allowed: plain PyTorch is exact by luck at times
@@ -243,7 +245,8 @@ def _check(entry: CaseEntry, truth: Truth, setting: Setting) -> tuple[Finding, R
         try:
             runner = entry.build()
             outcome = runner.outcome()
-        except Exception as error:  # a library may raise anything
+        except Exception as error:
+            # a library may raise anything
             _free_memory(setting.device)
             reason = _reason(error, [str(warning.message) for warning in warned])
             return Finding(entry.implementation, entry.encoding, REFUSED, reason), None

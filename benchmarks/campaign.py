@@ -42,8 +42,10 @@ WHEELS += ["datasets", "dill", "multiprocess", "xxhash", "gguf"]
 WORK = ROOT / ".cache"
 # seconds at the end of a stage's limit in which it may stop by itself, and print where it was
 GRACE = 3
-REHEARSAL = 4  # factor of all limits in a rehearsal
-LOGGED = 1 << 20  # bytes that are kept of a log: its end
+# factor of all limits in a rehearsal
+REHEARSAL = 4
+# bytes that are kept of a log: its end
+LOGGED = 1 << 20
 DONE = "done"
 FAILED = "failed"
 LATE = "late"
@@ -261,7 +263,8 @@ class Part:
         log = self.logs / f"{stage.name.replace(' ', '_')}.log"
         late = False
         with open(log, "wb") as file:
-            try:  # in a new session, so that all its children can be ended together
+            # in a new session, so that all its children can be ended together
+            try:
                 process = subprocess.Popen(
                     self.command(stage),
                     cwd=ROOT,
@@ -279,7 +282,8 @@ class Part:
             os.killpg(process.pid, signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE)
-        finally:  # its children too: a launcher's workers hold the GPU's memory
+        finally:
+            # its children too: a launcher's workers hold the GPU's memory
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()

@@ -28,7 +28,8 @@ from tape_ds.installation import ROOT
 RESULTS = ROOT / "benchmarks" / "results"
 TABLE = ROOT / "tape_ds" / "attention" / "table.json"
 PREFIX = "attend "
-GROUPS = ("attention", "decode")  # those that ``auto`` learns from
+# those that ``auto`` learns from
+GROUPS = ("attention", "decode")
 # a measured length holds for lengths from half of it to twice it
 SPAN = 2
 # a step of decoding of one token holds for as many as the decoding kernel takes

@@ -14,7 +14,8 @@ from torch import Tensor
 
 # more than the second-level cache of any GPU at hand (H100: 50 MB, B200: 126 MB)
 FLUSHED_BYTES = 256 << 20
-HEAD_START_CYCLES = 2_000_000  # about a millisecond
+# about a millisecond
+HEAD_START_CYCLES = 2_000_000
 
 
 class Runner(NamedTuple):

@@ -171,7 +171,8 @@ def commands(folder: Path) -> dict[str, list[Any]]:
 
 def timed(command: Sequence[Any], root: Path, folder: Path) -> dict[str, float]:
     """Run a command of the checkout ``root`` in a folder; return CPU seconds, user and system, and peak bytes."""
-    shutil.rmtree(folder, ignore_errors=True)  # of the last time
+    # of the last time
+    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     environment = {
         **os.environ,

@@ -22,7 +22,8 @@ from tape_ds.errors import Problem, UserError
 from tape_ds.markdown_table import markdown_table
 
 PARTS = ("forward", "backward", "total")
-OURS = "ours"  # the baseline where nothing is RoPE
+# the baseline where nothing is RoPE
+OURS = "ours"
 # groups with a column of tokens a second
 SPEEDS = ("recipe", "encodings")
 SHOWN_PACKAGES = ("python", "torch", "triton", "transformers", "flash-attn", "liger-kernel")

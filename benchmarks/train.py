@@ -80,7 +80,8 @@ def main() -> int:
     }
     fields |= TOY_FIELDS if options.toys else {}
     variables = environment() | ({"DS_ACCELERATOR": "cpu"} if options.toys else {})
-    shutil.rmtree(run, ignore_errors=True)  # of an earlier try
+    # of an earlier try
+    shutil.rmtree(run, ignore_errors=True)
     losses = []
     for name, more in (("trained", {}), ("resumed", {"resume": run / f"checkpoint-{SAVED}"})):
         words = [

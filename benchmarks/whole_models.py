@@ -26,7 +26,8 @@ from tape_ds import TapeForCausalLM, encodings
 from tape_ds.methods import groups
 
 _T = TypeVar("_T")
-DECODED = 4  # tokens, after the others have filled the cache
+# tokens, after the others have filled the cache
+DECODED = 4
 # Of AdamW, whose first step changes every weight by about this, enough to show in bf16
 RATE = 1e-4
 # Encodings and attention backends of the recipe's step, by kind of device

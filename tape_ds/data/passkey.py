@@ -30,8 +30,10 @@ if TYPE_CHECKING:
 LARGEST_KEY = 50_000
 REPLY_TOKENS = 10
 """Tokens of a reply, PoSE's number: room for a space and more digits than the largest key has, at a digit a token."""
-PUBLISHED_LENGTHS = tuple(range(1000, 9000, 1000))  # nominal tokens
-PUBLISHED_TRIALS = 20  # prompts of a length, seeds 0 to 19
+# nominal tokens
+PUBLISHED_LENGTHS = tuple(range(1000, 9000, 1000))
+# prompts of a length, seeds 0 to 19
+PUBLISHED_TRIALS = 20
 
 TASK = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. I will quiz you "
@@ -56,7 +58,8 @@ class PasskeyQuestion:
     length: int
     trial: int
     key: int
-    depth: float  # share of the filler before the key, 0 to 1
+    # share of the filler before the key, 0 to 1
+    depth: float
     text: str
     # token ids, with what the tokenizer puts before a text (BOS, or nothing)
     ids: tuple[int, ...]
@@ -188,8 +191,10 @@ def write(
     """Return the question with the longest prompt of at most ``length - reply`` tokens; depth 0 puts the key before the
     filler, 1 after it.
     """
-    units = low = 0  # low: units of filler that fit
-    high: int | None = None  # units that do not
+    # low: units of filler that fit
+    units = low = 0
+    # units that do not
+    high: int | None = None
     while high is None or high - low > 1:
         before = round(depth * units)
         prompt = text(form, before, units - before, key)

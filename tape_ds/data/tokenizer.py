@@ -63,7 +63,8 @@ _REBUILDING = (
 )
 # sentencepiece drops lines above 4,192 bytes, and a letter has at most 4
 _LINE = 1024
-_OPEN_SHARDS = 16  # while the sample is drawn
+# while the sample is drawn
+_OPEN_SHARDS = 16
 
 
 def train(

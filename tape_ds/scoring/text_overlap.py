@@ -62,7 +62,7 @@ def best(metric: str, text: str, references: Sequence[str]) -> tuple[float, ...]
     if not references:
         raise ValueError("a text without a reference cannot be scored")
     pairs = [METRICS[metric](text, reference) for reference in references]
-    return tuple(max(values) for values in zip(*pairs, strict=True))
+    return tuple(map(max, zip(*pairs, strict=True)))
 
 
 def score(examples: Sequence[Sequence[float]]) -> float:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import yaml
 
-Number = float | None  # None: not published
+# None: not published
+Number = float | None
 
 
 @dataclass(frozen=True)

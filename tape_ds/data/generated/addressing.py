@@ -20,7 +20,8 @@ from typing import ClassVar
 
 from tape_ds.data.generated.task import SPECIAL, GeneratedSample, Size, Task, Test
 
-LONGEST = 4096  # the largest length, unless a task has less
+# the largest length, unless a task has less
+LONGEST = 4096
 # default lengths of tests, in multiples of the longest trained one
 REACHES = (1, 1.5, 2)
 LETTERS = string.ascii_letters
@@ -41,7 +42,8 @@ class AddressingTask(Task):
     """A kind of sequence whose size is its length; its fields, integers and floats, are the options."""
 
     # no fields: constants of a task, or set by `derive`
-    step: ClassVar[int] = 1  # lengths are multiples of it
+    # lengths are multiples of it
+    step: ClassVar[int] = 1
     # the smallest length with enough different sequences to train and to test on
     shortest: ClassVar[int]
     longest: ClassVar[int] = LONGEST
@@ -120,11 +122,14 @@ class Pointing(AddressingTask):
     The question is uniform among all pairs of a marker and a k.
     """
 
-    letters: int = 26  # of the alphabet
-    most: int = 16  # the largest k; the smallest is 1
+    # of the alphabet
+    letters: int = 26
+    # the largest k; the smallest is 1
+    most: int = 16
     # in each text, all different; a question names one
     markers: int = 1
-    queries: int = 1  # after each text
+    # after each text
+    queries: int = 1
 
     sizes = ("tokens of the text before the question",)
     bounds = {
@@ -133,7 +138,8 @@ class Pointing(AddressingTask):
         "markers": (1, 64),
         "queries": (1, "most"),
     }
-    direction = 0  # of the letter from the marker: -1 or 1
+    # of the letter from the marker: -1 or 1
+    direction = 0
 
     def __post_init__(self) -> None:
         signs, questions = (
@@ -155,7 +161,8 @@ class Pointing(AddressingTask):
         words = generator.choices(LETTERS[: self.letters], k=length)
         for marker, place in places.items():
             words[place] = f"^{marker}"
-        taken = set(places.values())  # never the answer to a question
+        # never the answer to a question
+        taken = set(places.values())
         questions = [
             (marker, k)
             for marker, place in places.items()
@@ -185,9 +192,12 @@ class FlipFlop(AddressingTask):
     ``ignore``, otherwise equally likely a write or a read; the bits of writes and ignores are uniform.
     """
 
-    ignore: float = 0.8  # probability in training
-    sparse: float = 0.98  # in the tests with long distances
-    dense: float = 0.1  # in the tests with many writes
+    # probability in training
+    ignore: float = 0.8
+    # in the tests with long distances
+    sparse: float = 0.98
+    # in the tests with many writes
+    dense: float = 0.1
 
     name = "flip_flop"
     sizes = ("tokens, instructions and bits alike",)
@@ -227,8 +237,10 @@ class SelectiveCopy(AddressingTask):
     Items are uniform and independent, and so are their places.
     """
 
-    values: int = 16  # different items
-    items: int = 16  # in each text; the rest is blank
+    # different items
+    values: int = 16
+    # in each text; the rest is blank
+    items: int = 16
 
     name = "selective_copy"
     sizes = ("items and blanks",)
@@ -239,7 +251,8 @@ class SelectiveCopy(AddressingTask):
             (*"_|", *LETTERS[: self.values]),
             ("|",),
             answers=self.values,
-            shortest=self.items + 4,  # some blanks, and enough different sequences
+            # some blanks, and enough different sequences
+            shortest=self.items + 4,
             asked_tokens=1 + self.items,
         )
 
@@ -261,9 +274,12 @@ class Recall(AddressingTask):
     The keys of a sequence are distinct, and so are those asked for; values are uniform and independent.
     """
 
-    keys: int = 64  # different keys
-    values: int = 64  # different values
-    queries: int = 8  # keys that are asked for
+    # different keys
+    keys: int = 64
+    # different values
+    values: int = 64
+    # keys that are asked for
+    queries: int = 8
 
     name = "recall"
     sizes = ("tokens of the pairs before the first query",)
@@ -275,10 +291,12 @@ class Recall(AddressingTask):
         values = tuple(f"v{n}" for n in range(self.values))
         self.derive(
             (*keys, *values),
-            values,  # a value ends its pair
+            # a value ends its pair
+            values,
             answers=self.values,
             shortest=2
-            * max(self.queries, 4),  # a pair for each query, and enough different sequences
+            # a pair for each query, and enough different sequences
+            * max(self.queries, 4),
             asked_tokens=2 * self.queries,
             longest=2 * self.keys,
         )

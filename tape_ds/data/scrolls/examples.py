@@ -27,7 +27,8 @@ from tape_ds.errors import Problem, UserError, did_you_mean
 
 HUB_REPOSITORY = "tau/scrolls"
 SPLITS = ("train", "validation", "test")
-WITHOUT_ANSWERS = "test"  # its reference answers are not published
+# its reference answers are not published
+WITHOUT_ANSWERS = "test"
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class Dataset:
     kind: Literal["answer", "summary"]
     # SCROLLS' score; rouge: the geometric mean of ROUGE-1, -2 and -L
     metric: Literal["f1", "exact_match", "rouge"]
-    questions: bool = True  # whether a question precedes the text
+    # whether a question precedes the text
+    questions: bool = True
 
     @property
     def answer_tokens(self) -> int:
@@ -241,9 +243,11 @@ def _locate(name: str, split: str, data_dir: str | Path | None) -> str | None:
         return None
     member = f"{name}/{split}.jsonl"
     if data_dir is None:
-        try:  # from huggingface_hub's cache where it is there
+        # from huggingface_hub's cache where it is there
+        try:
             archive = Path(hf_hub_download(HUB_REPOSITORY, f"{name}.zip", repo_type="dataset"))
-        except UNREADABLE as error:  # no network, offline mode, no such file
+        except UNREADABLE as error:
+            # no network, offline mode, no such file
             wrong = (
                 f"{HUB_REPOSITORY}/{name}.zip cannot be downloaded: {' '.join(str(error).split())}"
             )

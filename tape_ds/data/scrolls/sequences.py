@@ -33,13 +33,15 @@ class SequenceForm:
     """Length and format of a sequence, see :mod:`.prompts`."""
 
     max_tokens: int
-    answer_tokens: int  # most tokens of an answer, without EOS
+    # most tokens of an answer, without EOS
+    answer_tokens: int
     reference_format: bool = False
 
 
 @dataclass(frozen=True)
 class CutText:
-    rows: int  # the name in stored results
+    # the name in stored results
+    rows: int
     prompts: int
     prompt_tokens: int
     answers: int

@@ -20,7 +20,8 @@ from tape_ds.errors import Problem, UserError, did_you_mean
 
 SPLITS = ("train", "heldout")
 BY = "&by="
-BETWEEN = "\n\n"  # of texts that are one document
+# of texts that are one document
+BETWEEN = "\n\n"
 
 Item = TypeVar("Item")
 
@@ -69,7 +70,8 @@ class Source(ABC):
         self.spec = spec
         self.field = field
         self.rest = spec.partition(":")[2]
-        self.bad_rows = BadRows()  # replaced by readers
+        # replaced by readers
+        self.bad_rows = BadRows()
 
     @abstractmethod
     def check(self) -> list[Problem]:
@@ -113,7 +115,8 @@ class Source(ABC):
 class RowSource(Source):
     """Rows with a column of documents, which are text or, for chat, conversations."""
 
-    column: str  # its name; `meta.set` is the value of `set` in `meta`
+    # its name; `meta.set` is the value of `set` in `meta`
+    column: str
     by: str = ""
     """Column whose neighbouring rows of the same value are one document; empty: a row is one."""
 
@@ -147,7 +150,8 @@ class RowSource(Source):
         for name, row in rows:
             try:
                 value = value_of(row, self.column)
-            except KeyError:  # Arrow's rows have no nulls
+            except KeyError:
+                # Arrow's rows have no nulls
                 value = None
             if isinstance(value, Mapping):
                 wrong = f"{name}: {self.column!r} is an object with {', '.join(value)}, not text"

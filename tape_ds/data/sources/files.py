@@ -28,7 +28,8 @@ from tape_ds.data.sources.opening import File
 from tape_ds.errors import Problem, UserError
 
 _PEEKED_FILES = 32
-_HEAD = 512  # bytes of a text that are decoded to check it
+# bytes of a text that are decoded to check it
+_HEAD = 512
 FROM_CSV = "make it Parquet: python -c \"import pandas; pandas.read_csv('FILE').to_parquet('NEW.parquet')\""
 _MEMBER = "zip://MEMBER::/path/of/FILE.zip"
 # first lines of one JSON value over several lines
@@ -170,7 +171,8 @@ class _Files(RowSource):
                 read = [
                     f"{name}={file_identity(Path(file.path))}" for name, file in files.items()
                 ] or [self.pattern]
-        except OSError as error:  # a file after those that are looked into
+        except OSError as error:
+            # a file after those that are looked into
             raise UserError(self.problem(f"cannot be read: {error}", self.repair)) from error
         column = f"{self.column}{BY}{self.by}" if self.by else self.column
         return hashlib.sha256("\0".join([self.kind, column, *read]).encode()).hexdigest()

@@ -24,9 +24,12 @@ from tape_ds.data.sources import token_headers
 from tape_ds.data.sources.token_table import Border, TokenTable
 
 WIDTHS = ("uint8", "uint16", "uint32", "uint64", "int32", "int64")
-_LINE = 2**16  # bytes of a line of OLMo's metadata
-_VOCABULARY = 2**18 + 2**10  # more entries than vocabularies have
-_LARGEST = 2**24  # an id from here on is none: it is a sign of another width, or of a header
+# bytes of a line of OLMo's metadata
+_LINE = 2**16
+# more entries than vocabularies have
+_VOCABULARY = 2**18 + 2**10
+# an id from here on is none: it is a sign of another width, or of a header
+_LARGEST = 2**24
 
 
 class RefusedError(ValueError):
@@ -41,8 +44,10 @@ class RefusedError(ValueError):
 class TokenOptions:
     """The settings that a spec gives for its files."""
 
-    width: str | None = None  # a name of `WIDTHS`
-    column: str | None = None  # of MDS
+    # a name of `WIDTHS`
+    width: str | None = None
+    # of MDS
+    column: str | None = None
 
 
 class TokenFormat(ABC):

@@ -43,8 +43,10 @@ _LLM_C = LlmC()
 _NUMPY = Numpy()
 _BARE = Bare()
 _BESIDE = (".ds.index", ".ds.metadata", ".ds.loss")
-_NAMED = 5  # files that messages list
-_DIGITS = 19  # of a number of 64 bits
+# files that messages list
+_NAMED = 5
+# of a number of 64 bits
+_DIGITS = 19
 _ENDS = "end=eos (documents end with the tokenizer's EOS), end=ID, begin=ID or end=file (a file is one document)"
 # errors that a damaged file, or an index of other contents, raises
 _DAMAGED = (
@@ -70,7 +72,8 @@ _DAMAGED = (
 class Unit:
     """A file, or a file with its index, that holds rows of ids."""
 
-    name: str  # its path below the spec's fixed part
+    # its path below the spec's fixed part
+    name: str
     format: TokenFormat
     path: Path
 
@@ -379,7 +382,8 @@ class TokenCorpus(TokenSource):
 def _has_record(path: Path) -> bool:
     try:
         return token_file.read_record(path) is not None
-    except (OSError, ValueError):  # of something else
+    except (OSError, ValueError):
+        # of something else
         return False
 
 

@@ -13,7 +13,8 @@ from tape_ds.errors import Problem
 # a data spec, or {"source": SPEC, "weight": NUMBER}
 Entry = str | Mapping[str, Any]
 
-LARGEST = 2**63  # far below where a sum of weights would overflow
+# far below where a sum of weights would overflow
+LARGEST = 2**63
 
 
 def specs_of(entries: Sequence[Entry]) -> list[str]:
