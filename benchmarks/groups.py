@@ -61,9 +61,12 @@ GROUPS = {
         "our attention's kernels, one after another with every plausible launch",
         launches.case,
         cuda=[
-            f"{kernel}, B1 H32 G32 T8192 K128{packed}"
-            for packed in ("", " N16")
-            for kernel in ("forward", "dK dQ", "dV")
+            "forward, B1 H32 G32 T8192 K128",
+            "dK dQ, B1 H32 G32 T8192 K128",
+            "dV, B1 H32 G32 T8192 K128",
+            "forward, B1 H32 G32 T8192 K128 N16",
+            "dK dQ, B1 H32 G32 T8192 K128 N16",
+            "dV, B1 H32 G32 T8192 K128 N16",
         ],
         cpu=[],
         toys=(["forward, B2 H1 G1 T256 K64"], ["forward, B1 H1 G1 T40 K8"]),

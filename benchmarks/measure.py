@@ -6,6 +6,7 @@ does not include its launches. Whole models are timed without that head start. O
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -66,6 +67,7 @@ def clock(device: torch.device, head_start: bool) -> Callable[[Runner], TimedSam
 
     def on_gpu(runner: Runner) -> TimedSample:
         began, turned, ended = (torch.cuda.Event(enable_timing=True) for _ in range(3))
+        # nothing of the last sample is left in the cache
         flushed.zero_()
         if head_start:
             torch.cuda._sleep(HEAD_START_CYCLES)
@@ -88,7 +90,7 @@ def interleaved(
     for runner in runners.values():
         for _ in range(warm_up):
             take(runner)
-    samples: dict[str, list[TimedSample]] = {name: [] for name in runners}
+    samples: defaultdict[str, list[TimedSample]] = defaultdict(list)
     for _ in range(repeats):
         for name, runner in runners.items():
             samples[name].append(take(runner))

@@ -36,7 +36,7 @@ def read(label: str) -> Shape:
 
 def document_lengths(tokens: int, documents: int) -> tuple[int, ...]:
     """Return uneven lengths that fill a sequence, always the same."""
-    cuts = (
-        torch.randperm(tokens - 1, generator=torch.Generator().manual_seed(0))[: documents - 1] + 1
-    )
+    generator = torch.Generator().manual_seed(0)
+    # a document has a token at least
+    cuts = torch.randperm(tokens - 1, generator=generator)[: documents - 1] + 1
     return tuple(end - start for start, end in pairwise((0, *sorted(cuts.tolist()), tokens)))

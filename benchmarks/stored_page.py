@@ -10,3 +10,8 @@ def write_page(stored: results.Result, file: Path, text: str) -> None:
     results.save(stored, file)
     storage.write_text(file.with_suffix(".md"), text)
     print(text)
+
+
+def versions_of(stored: results.Result, *packages: str) -> str:
+    """Return the versions that a page names, as a sentence has them."""
+    return ", ".join(f"{name} {stored.versions[name]}" for name in packages)

@@ -11,6 +11,7 @@ sequence asks.
 """
 
 import hashlib
+import itertools
 import random
 import string
 from abc import abstractmethod
@@ -83,10 +84,12 @@ class AddressingTask(Task):
 
     def held_out(self, size: Size, count: int, seed: int) -> list[GeneratedSample]:
         (length,) = size
-        generators = (
-            random.Random(f"{self!r} {length} {seed} {number}") for number in range(count)
-        )
-        return [self.draw(generator, size, test=True) for generator in generators]
+        samples = []
+        for number in range(count):
+            # each from its own seed: a smaller count gives the first of them
+            generator = random.Random(f"{self!r} {length} {seed} {number}")
+            samples.append(self.draw(generator, size, test=True))
+        return samples
 
     def training_size(self, trained: Size, generator: random.Random, step_seed: str) -> Size:
         # one length for all sequences of a step: a batch without padding saves a third of a small model's time
@@ -97,21 +100,23 @@ class AddressingTask(Task):
         return max(size) + self.asked_tokens
 
     def tests(self, tested: Sequence[int]) -> list[Test]:
-        return [
-            Test(task, (length,), kind) for kind, task in self.kinds().items() for length in tested
-        ]
+        tests = []
+        for kind, task in self.kinds().items():
+            tests += [Test(task, (length,), kind) for length in tested]
+        return tests
 
     def fingerprint(self, sizes: Sequence[int]) -> str:
-        return hashlib.sha256(repr((FORMAT, KEY, ONE_IN, self, tuple(sizes))).encode()).hexdigest()[
-            :16
-        ]
+        decisive = repr((FORMAT, KEY, ONE_IN, self, tuple(sizes)))
+        return hashlib.sha256(decisive.encode()).hexdigest()[:16]
 
     def wrong_length(self, length: int) -> str | None:
         """Return a remedy for a length that the task does not have."""
         if self.shortest <= length <= self.longest and length % self.step == 0:
             return None
-        even = "" if self.step == 1 else f", a multiple of {self.step}"
-        return f"give {self.shortest} to {self.longest}{even}"
+        remedy = f"give {self.shortest} to {self.longest}"
+        if self.step > 1:
+            remedy += f", a multiple of {self.step}"
+        return remedy
 
 
 @dataclass(frozen=True)
@@ -142,9 +147,9 @@ class Pointing(AddressingTask):
     direction = 0
 
     def __post_init__(self) -> None:
-        signs, questions = (
-            tuple(f"{mark}{number + 1}" for number in range(self.markers)) for mark in "^?"
-        )
+        numbers = range(1, self.markers + 1)
+        signs = tuple(map("^{}".format, numbers))
+        questions = map("?{}".format, numbers)
         self.derive(
             (*LETTERS[: self.letters], *signs, *questions, *map(str, range(1, self.most + 1))),
             signs,
@@ -156,19 +161,21 @@ class Pointing(AddressingTask):
 
     def sequence(self, generator: random.Random, length: int) -> GeneratedSample:
         markers = range(1, self.markers + 1)
-        room = range(self.most, length) if self.direction < 0 else range(length - self.most)
+        room = range(length - self.most)
+        # every k can be asked there: the letter is within the text
+        if self.direction < 0:
+            room = range(self.most, length)
         places = dict(zip(markers, generator.sample(room, self.markers), strict=True))
         words = generator.choices(LETTERS[: self.letters], k=length)
         for marker, place in places.items():
             words[place] = f"^{marker}"
         # never the answer to a question
         taken = set(places.values())
-        questions = [
-            (marker, k)
-            for marker, place in places.items()
-            for k in range(1, self.most + 1)
-            if place + self.direction * k not in taken
-        ]
+        questions = []
+        for marker, place in places.items():
+            for k in range(1, self.most + 1):
+                if place + self.direction * k not in taken:
+                    questions.append((marker, k))
         for marker, k in generator.sample(questions, self.queries):
             words += (f"?{marker}", str(k), words[places[marker] + self.direction * k])
         return GeneratedSample(tuple(words), tuple(range(length + 2, len(words), 3)))
@@ -225,9 +232,10 @@ class FlipFlop(AddressingTask):
         return GeneratedSample(tuple(words), tuple(answers))
 
     def kinds(self) -> Mapping[str, AddressingTask]:
-        return {"": self} | {
-            f"ignore {share:g}": replace(self, ignore=share) for share in (self.sparse, self.dense)
-        }
+        kinds: dict[str, AddressingTask] = {"": self}
+        for share in (self.sparse, self.dense):
+            kinds[f"ignore {share:g}"] = replace(self, ignore=share)
+        return kinds
 
 
 @dataclass(frozen=True)
@@ -262,9 +270,8 @@ class SelectiveCopy(AddressingTask):
         words = ["_"] * length
         for place, item in zip(places, copied, strict=True):
             words[place] = item
-        return GeneratedSample(
-            (*words, "|", *copied), tuple(range(length + 1, length + 1 + self.items))
-        )
+        answers = range(length + 1, length + 1 + self.items)
+        return GeneratedSample((*words, "|", *copied), tuple(answers))
 
 
 @dataclass(frozen=True)
@@ -287,16 +294,14 @@ class Recall(AddressingTask):
     step = 2
 
     def __post_init__(self) -> None:
-        keys = tuple(f"k{key}" for key in range(self.keys))
-        values = tuple(f"v{n}" for n in range(self.values))
+        values = tuple(map("v{}".format, range(self.values)))
         self.derive(
-            (*keys, *values),
+            (*map("k{}".format, range(self.keys)), *values),
             # a value ends its pair
             values,
             answers=self.values,
-            shortest=2
             # a pair for each query, and enough different sequences
-            * max(self.queries, 4),
+            shortest=2 * max(self.queries, 4),
             asked_tokens=2 * self.queries,
             longest=2 * self.keys,
         )
@@ -304,7 +309,7 @@ class Recall(AddressingTask):
     def sequence(self, generator: random.Random, length: int) -> GeneratedSample:
         chosen = generator.sample(range(self.keys), length // 2)
         values = generator.choices(range(self.values), k=len(chosen))
-        pairs = [(f"k{key}", f"v{value}") for key, value in zip(chosen, values, strict=True)]
+        pairs = list(zip(map("k{}".format, chosen), map("v{}".format, values), strict=True))
         pairs += generator.sample(pairs, self.queries)
-        words = tuple(word for pair in pairs for word in pair)
+        words = tuple(itertools.chain.from_iterable(pairs))
         return GeneratedSample(words, tuple(range(length + 1, len(words), 2)))

@@ -137,11 +137,12 @@ class RowSource(Source):
         of neighbouring rows, joined by :data:`BETWEEN`, are one document, which has the first one's name."""
         documents = self._documents_of(rows)
         if not self.by:
-            yield from (document for _, document in documents)
+            yield from map(itemgetter(1), documents)
             return
         for _, group in groupby(documents, key=itemgetter(0)):
-            together = [document for _, document in group]
-            yield Document(together[0].name, BETWEEN.join(document.text for document in together))
+            together = list(map(itemgetter(1), group))
+            text = BETWEEN.join(document.text for document in together)
+            yield Document(together[0].name, text)
 
     def _documents_of(
         self, rows: Iterable[tuple[str, dict[str, Any]]]
@@ -158,14 +159,12 @@ class RowSource(Source):
                 self.leave_out(wrong, hint(self.column, {self.column: value}))
             elif not isinstance(value, str):
                 wrong = f"{name}: {self.column!r} holds {type(value).__name__}, not text"
-                self.leave_out(
-                    wrong, "add the #field of a column of texts, or correct or remove that row"
-                )
+                remedy = "add the #field of a column of texts, or correct or remove that row"
+                self.leave_out(wrong, remedy)
             elif not storage.is_utf8(value):
                 # half of a surrogate pair, as "\ud83d" in JSON, cannot be tokenised
-                self.leave_out(
-                    f"{name}: {self.column!r} is no Unicode text", "correct or remove that row"
-                )
+                wrong = f"{name}: {self.column!r} is no Unicode text"
+                self.leave_out(wrong, "correct or remove that row")
             else:
                 try:
                     shared = value_of(row, self.by) if self.by else None
@@ -190,15 +189,14 @@ class RowSource(Source):
                 try:
                     row = _without_nulls(column[index].as_py())
                 except UnicodeDecodeError as error:
-                    self.leave_out(
-                        f"{name} is not UTF-8 ({error.reason})", "correct or remove that row"
-                    )
+                    wrong = f"{name} is not UTF-8 ({error.reason})"
+                    self.leave_out(wrong, "correct or remove that row")
                 else:
                     yield name, row
 
     def require_column(self, schema: pa.Schema, where: str) -> None:
         record = _as_record(schema)
-        for column in (self.column, self.by) if self.by else (self.column,):
+        for column in filter(None, (self.column, self.by)):
             try:
                 value_of(record, column)
             except KeyError:
@@ -223,11 +221,11 @@ def hint(name: str, record: Mapping[str, Any]) -> str:
 
     def names_in(record: Mapping[str, Any]) -> Iterator[str]:
         for key, value in record.items():
-            yield from (
-                (f"{key}.{inner}" for inner in names_in(value))
-                if isinstance(value, Mapping)
-                else [str(key)]
-            )
+            if isinstance(value, Mapping):
+                for inner in names_in(value):
+                    yield f"{key}.{inner}"
+            else:
+                yield str(key)
 
     names = list(names_in(record))
     near = [known for known in names if known.endswith(f".{name}") or known.startswith(f"{name}.")]
@@ -238,10 +236,12 @@ def hint(name: str, record: Mapping[str, Any]) -> str:
 
 def _as_record(schema: pa.Schema | pa.StructType) -> dict[str, Any]:
     """Return a schema as a record of types; a struct is a mapping."""
-    return {
-        field.name: _as_record(field.type) if pa.types.is_struct(field.type) else field.type
-        for field in schema
-    }
+    record = {}
+    for field in schema:
+        record[field.name] = field.type
+        if pa.types.is_struct(field.type):
+            record[field.name] = _as_record(field.type)
+    return record
 
 
 def _without_nulls(value: Any) -> Any:

@@ -108,13 +108,13 @@ class Megatron(TokenFormat):
         head = _head(index)
         begin = 34
         if len(head) < begin or not head.startswith(token_headers.MEGATRON_INDEX):
-            other = token_headers.format_of(head, index.stat().st_size)
             if head.startswith(token_headers.MEGATRON_INDEX):
                 raise ValueError(f"{index.name} ends within its header")
-            raise ValueError(
-                f"{index.name} is no index of Megatron"
-                + (f": it begins as {other}" if other else "")
-            )
+            reason = f"{index.name} is no index of Megatron"
+            other = token_headers.format_of(head, index.stat().st_size)
+            if other:
+                reason += f": it begins as {other}"
+            raise ValueError(reason)
         version, code, sequences, documents = struct.unpack_from("<QBQQ", head, 9)
         if version != 1:
             raise ValueError(f"{index.name} is of version {version}, and 1 is read")
@@ -168,8 +168,11 @@ class Datatrove(TokenFormat):
         return TokenTable(_mapped(path, dtype), ends)
 
     def tokenizer(self, path: Path) -> str | None:
-        name = self._metadata(path)[0]
-        return None if name in ("", "Unknown Tokenizer") else name
+        name, _ = self._metadata(path)
+        # datatrove's own word where it was told none
+        if name in ("", "Unknown Tokenizer"):
+            return None
+        return name
 
     def _read(self, path: Path, options: TokenOptions) -> tuple[np.dtype[Any], np.ndarray]:
         index = _beside(path, ".index")
@@ -214,7 +217,9 @@ class Datatrove(TokenFormat):
         with file.open("rb") as opened:
             line = opened.readline(_LINE).decode("utf-8", errors="replace").strip()
         name, _, width = line.rpartition("|")
-        return name, int(width) if width.isdecimal() and len(width) < 4 else None
+        if width.isdecimal() and len(width) < 4:
+            return name, int(width)
+        return name, None
 
 
 class LlmC(TokenFormat):
@@ -245,11 +250,15 @@ class LlmC(TokenFormat):
         token = self.KINDS[tokenizer][2]
         dtype, tokens = self._header(path)
         looked = np.fromfile(path, dtype, min(tokens, 2**20), offset=self.BEGIN)
-        return Border(token, begins=True) if (looked == token).any() else None
+        if (looked == token).any():
+            return Border(token, begins=True)
+        return None
 
     def tokenizer(self, path: Path) -> str | None:
-        found = token_headers.llm_c_header(_head(path))
-        return found[0] if found else None
+        header = token_headers.llm_c_header(_head(path))
+        if header is None:
+            return None
+        return header[0]
 
     def _header(self, path: Path) -> tuple[np.dtype[Any], int]:
         found = token_headers.llm_c_header(_head(path))
@@ -290,9 +299,9 @@ class Numpy(TokenFormat):
             raise ValueError(
                 f"{path.name} holds {array.dtype} ({shape}), not whole numbers of one or two axes"
             )
-        rest = (
-            path.stat().st_size - array.offset - array.nbytes if isinstance(array, np.memmap) else 0
-        )
+        rest = 0
+        if isinstance(array, np.memmap):
+            rest = path.stat().st_size - array.offset - array.nbytes
         if rest:
             wrong = f"{rest:,} bytes follow its array, such as another one that was saved into the same file"
             raise RefusedError(wrong, "save each array into a file of its own")
@@ -340,7 +349,9 @@ class Bare(TokenFormat):
     def table(self, path: Path, options: TokenOptions) -> TokenTable:
         dtype, ends = self._read(path, options)
         ids = _mapped(path, dtype)
-        return TokenTable.of_one_row(ids) if ends is None else TokenTable(ids, ends)
+        if ends is None:
+            return TokenTable.of_one_row(ids)
+        return TokenTable(ids, ends)
 
     def _read(self, path: Path, options: TokenOptions) -> tuple[np.dtype[Any], np.ndarray | None]:
         listing = _olmo_listing(path)
@@ -369,7 +380,9 @@ class Bare(TokenFormat):
 
 def _olmo_listing(path: Path) -> Path | None:
     listing = path.with_name(path.name.removesuffix(".npy") + ".csv.gz")
-    return listing if path.suffix == ".npy" and listing.is_file() else None
+    if path.suffix == ".npy" and listing.is_file():
+        return listing
+    return None
 
 
 def _olmo_ends(listing: Path, most: int) -> np.ndarray:

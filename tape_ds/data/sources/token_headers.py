@@ -192,7 +192,9 @@ def llm_c_header(head: bytes) -> tuple[str, int, int] | None:
     if len(head) < 12:
         return None
     magic, version, tokens = struct.unpack_from("<3i", head)
-    return (LLM_C[magic], version, tokens) if magic in LLM_C else None
+    if magic not in LLM_C:
+        return None
+    return LLM_C[magic], version, tokens
 
 
 def _begins_with(head: bytes, form: str) -> int:
