@@ -13,6 +13,7 @@ import functools
 import itertools
 from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate, pairwise
+from operator import methodcaller
 from typing import Any, NamedTuple
 
 import torch
@@ -113,7 +114,7 @@ def sdpa(name: str) -> Call:
         # refuses grouped queries: a user would repeat keys and values
         if group > 1 and name == "efficient":
             k = k.repeat_interleave(group, 1)
-            values = tuple(value.repeat_interleave(group, 1) for value in values)
+            values = tuple(map(methodcaller("repeat_interleave", group, 1), values))
             group = 1
         causal = q.shape[2] > 1
         grouped = group > 1

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from benchmarks import table
 from benchmarks.benchmark_case import BASELINE, TIMED
-from benchmarks.shapes import read as read_shape
+from benchmarks.shapes import read_shape
 from tape_ds import attention, storage
 from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from benchmarks import attention, launches, operations, whole_models
 from benchmarks.benchmark_case import BenchmarkCase, Setting
-from benchmarks.shapes import Shape, read
+from benchmarks.shapes import Shape, read_shape
 
 # Samples, by kind of device, of a single operation or not
 REPEATS = {("cuda", True): 50, ("cuda", False): 20, ("cpu", True): 11, ("cpu", False): 5}
@@ -29,7 +29,7 @@ class Group(NamedTuple):
         labels = self.cpu if on_cpu else self.cuda
         if toys:
             labels = self.toys[on_cpu]
-        return [read(label) for label in labels]
+        return [read_shape(label) for label in labels]
 
 
 GROUPS = {

@@ -52,8 +52,8 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     raise_if_any(below_one(options, "questions") + check_folder("--out", options.out))
     torch.set_num_threads(1)
-    found = models.find(options)
-    tokenizer = found.tokenizer()
+    tested = models.find(options)
+    tokenizer = tested.tokenizer()
     count = options.questions
     try:
         drawn = ruler_questions.draw(
@@ -76,7 +76,7 @@ def main(argv: list[str]) -> int:
     started = results.collect(
         command=["python", "-m", "benchmarks", "ruler", *argv],
         seed=options.seed,
-        model=found.about(),
+        model=tested.about(),
         config={
             "task": TASK,
             "length": options.length,
@@ -85,7 +85,7 @@ def main(argv: list[str]) -> int:
         },
         data={"questions": ruler_questions.fingerprint(drawn.questions)},
     )
-    figures = measure(found.load(), tokenizer, drawn.questions, prompts)
+    figures = measure(tested.load(), tokenizer, drawn.questions, prompts)
     stored = started.finish(figures)
     write_page(stored, options.out / "ruler_cost_cpu.json", page(stored))
     return 0

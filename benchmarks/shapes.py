@@ -28,7 +28,7 @@ class Shape(NamedTuple):
     documents: int
 
 
-def read(label: str) -> Shape:
+def read_shape(label: str) -> Shape:
     sizes = {letter: int(size) for letter, size in re.findall(r"\b([A-Z])(\d+)\b", label)}
     name = re.split(r",? ?\b[A-Z]\d+\b", label)[0]
     return Shape(label, name, *(sizes.get(letter, 0) for letter in "BHGITSKLN"))

@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.benchmark_case import BASELINE, TIMED, Finding, Setting
 from benchmarks.measure import Summary
-from benchmarks.shapes import read as read_shape
+from benchmarks.shapes import read_shape
 from tape_ds import results
 from tape_ds.errors import Problem, UserError
 from tape_ds.markdown_table import markdown_table

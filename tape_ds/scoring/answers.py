@@ -54,6 +54,7 @@ def score(model: nn.Module, prompts: Sequence[Prompt], *, each: Each = in_turn) 
         return float(nll_1N.sum()), int(foreseen_1N.sum())
 
     losses, correct = zip(*each(sums, prompts), strict=True)
+    # every token weighs the same, so a long answer counts for more
     targets = sum(prompt.targets for prompt in prompts)
     nll = math.fsum(losses) / targets
     return AnswerLoss(nll, sum(correct) / targets, targets, len(prompts))

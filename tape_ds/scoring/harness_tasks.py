@@ -69,7 +69,7 @@ class LoadedTasks:
         return digests
 
 
-def load(config: "EvaluatorConfig") -> LoadedTasks:
+def load_tasks(config: "EvaluatorConfig") -> LoadedTasks:
     """Return the tasks that ``config`` names, with their data."""
     # as lm-eval does before it loads tasks: some draw their texts, which must be the same in every process
     setters = (random.seed, np.random.seed, set_torch_seed)

@@ -56,6 +56,7 @@ def write_passkeys(
 
 def _grid(cells: Sequence[Mapping[str, Any]]) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """Return the cells in order, their shares and their counts; depths down, lengths across."""
+    # keys that are anywhere come first, with no depth
     frame = pd.DataFrame(cells).sort_values(["depth", "length"], na_position="first")
     frame["share"] = frame["correct"] / frame["trials"]
     frame["count"] = frame["correct"].astype(str) + "/" + frame["trials"].astype(str)

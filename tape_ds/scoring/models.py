@@ -226,12 +226,12 @@ def find(options: argparse.Namespace, problems: Sequence[Problem] = ()) -> Found
         # "meta" holds no numbers
         torch.zeros(1, device=place).item()
     except (RuntimeError, AssertionError) as error:
-        wrong = f"not available ({str(error).splitlines()[0]})"
+        reason = f"not available ({str(error).splitlines()[0]})"
         devices = ["auto", "cpu", *map("cuda:{}".format, range(gpus))]
         remedy = f"one of: {', '.join(devices)}"
-        problems.append(Problem("--device", options.device, wrong, remedy))
+        problems.append(Problem("--device", options.device, reason, remedy))
 
-    found: FoundModel | None = None
+    model: FoundModel | None = None
     with collecting(problems):
         dtype = None
         if options.dtype != "auto":
@@ -239,8 +239,8 @@ def find(options: argparse.Namespace, problems: Sequence[Problem] = ()) -> Found
         chosen = LoadOptions(
             options.tokenizer, dtype, place, options.trust_remote_code, options.base_anyway
         )
-        found = _find(name_or_path, chosen)
-        changed = found.config if isinstance(found.config, TapeConfig) else None
+        model = _find(name_or_path, chosen)
+        changed = model.config if isinstance(model.config, TapeConfig) else None
         asked = {}
         if options.position_updates == "off":
             asked["position_updates"] = "off"
@@ -248,8 +248,8 @@ def find(options: argparse.Namespace, problems: Sequence[Problem] = ()) -> Found
             if changed is not None:
                 without = encodings.without_updates(changed)
             if without is None:
-                wrong = f"{name_or_path} has no position updates"
-                problems.append(Problem("--position_updates", "off", wrong, "leave it out"))
+                reason = f"{name_or_path} has no position updates"
+                problems.append(Problem("--position_updates", "off", reason, "leave it out"))
             changed = without or changed
         if options.rope_scaling == "yarn":
             # the name in stored results
@@ -257,15 +257,15 @@ def find(options: argparse.Namespace, problems: Sequence[Problem] = ()) -> Found
             if changed is not None:
                 changed = encodings.with_yarn(changed)
             if changed is None:
-                wrong = f"{name_or_path} has no plain RoPE that this package could scale"
-                problems.append(Problem("--rope_scaling", "yarn", wrong, "leave it out"))
+                reason = f"{name_or_path} has no plain RoPE that this package could scale"
+                problems.append(Problem("--rope_scaling", "yarn", reason, "leave it out"))
         if asked:
-            found = replace(found, changed=changed, asked=asked)
+            model = replace(model, changed=changed, asked=asked)
         # one that cannot be read is reported now
-        found.tokenizer()
+        model.tokenizer()
     raise_if_any(problems)
-    assert found is not None
-    return found
+    assert model is not None
+    return model
 
 
 def digest_of(name_or_path: str, *, base_anyway: bool = False) -> str:
@@ -370,30 +370,30 @@ def _find_adapter(
     """Find peft's adapter and the base that its configuration names."""
     from peft import PeftConfig
 
-    def refuse(wrong: str, remedy: str) -> UserError:
-        return UserError(Problem("model", name_or_path, wrong, remedy))
+    def refuse(reason: str, remedy: str) -> UserError:
+        return UserError(Problem("model", name_or_path, reason, remedy))
 
     if (folder / "trainable_params.bin").is_file():
-        wrong = (
+        reason = (
             "trainable_params.bin of the adapter's folder (embeddings and norms) would be left out"
         )
-        raise refuse(wrong, "merge both into a model folder first, as LongLoRA does")
+        raise refuse(reason, "merge both into a model folder first, as LongLoRA does")
     raise_if_any(weight_files.check_adapter(folder))
     with as_message(f"{ADAPTER_CONFIG} cannot be read", "model", name_or_path, READ_AGAIN):
         config = PeftConfig.from_pretrained(str(folder))
     named = config.base_model_name_or_path
     if config.is_prompt_learning:
-        wrong = (
+        reason = (
             f"{ADAPTER_CONFIG} is of the kind {config.peft_type}, which is not merged into weights"
         )
-        raise refuse(wrong, "give an adapter such as LoRA")
+        raise refuse(reason, "give an adapter such as LoRA")
     for name, value in (("base_model_name_or_path", named), ("revision", config.revision)):
         if not isinstance(value, str | None):
             raise refuse(f"{ADAPTER_CONFIG} has {name} = {value!r}, not a text", READ_AGAIN)
     if not named or Path(named).resolve() == folder.resolve():
         whose = "its own folder as the" if named else "no"
-        wrong = f"{ADAPTER_CONFIG} names {whose} base"
-        raise refuse(wrong, "write the base's path as base_model_name_or_path into it")
+        reason = f"{ADAPTER_CONFIG} names {whose} base"
+        raise refuse(reason, "write the base's path as base_model_name_or_path into it")
     if config.revision and not Path(named).exists():
         named = f"{named}@{config.revision}"
     own_tokenizer = None
@@ -401,9 +401,9 @@ def _find_adapter(
         own_tokenizer = str(folder)
     base = _find(named, options._replace(tokenizer=options.tokenizer or own_tokenizer))
     if getattr(base.config, "quantization_config", None) is not None:
-        wrong = f"its base {named} is quantised, and a merged model would be rounded to that again"
+        reason = f"its base {named} is quantised, and a merged model would be rounded to that again"
         raise refuse(
-            wrong, f"name the unquantised model as base_model_name_or_path in its {ADAPTER_CONFIG}"
+            reason, f"name the unquantised model as base_model_name_or_path in its {ADAPTER_CONFIG}"
         )
 
     raise_if_any(_check_rows(name_or_path, folder, base))

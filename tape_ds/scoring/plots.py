@@ -61,6 +61,7 @@ def loss_curve(history: Iterable[Mapping[str, Any]], path: Path) -> Path:
     if len(losses) >= 8:
         # sequences differ more than a few steps change
         width = max(min(8, len(losses) // 2), len(losses) // 10)
+        # over entries that are finite: one that is not would blank a whole window
         means = pd.Series(losses[finite], index=steps[finite]).rolling(width).mean()[width - 1 :]
         label = f"training, mean of {width} entries"
         axes.plot(means.index, means, color=COLOURS[4], lw=2, label=label)

@@ -131,6 +131,7 @@ def columns_of(name: str | None, path: Path, records: Sequence[Record]) -> list[
         name = _name_of(path.resolve())
     columns = []
     for inner, of_folder in folders.items():
+        # a run with its evaluations, or several results of one kind
         by_kind = {record.kind: record for record in of_folder}
         if len(by_kind) == len(of_folder):
             columns.append(Column("/".join(filter(None, [name, *inner])), by_kind))

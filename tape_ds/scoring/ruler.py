@@ -216,6 +216,7 @@ def _resampled(scores: Scores, lengths: Sequence[int], seed: int) -> dict[int, n
         of_tasks = []
         for (_, of), texts in scores.items():
             if of == length:
+                # N: texts, R: resamples; a text is drawn with all its questions
                 sums_N = np.array(list(map(math.fsum, texts)))
                 sizes_N = np.array(list(map(len, texts)))
                 chosen_RN = generator.integers(len(texts), size=(RESAMPLES, len(texts)))

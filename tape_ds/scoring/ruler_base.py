@@ -61,18 +61,18 @@ def check(options: argparse.Namespace, stored: Result) -> list[Problem]:
         ),
     }
     problems = []
-    for name, (theirs, wrong) in settings.items():
+    for name, (theirs, reason) in settings.items():
         own = getattr(options, name)
         if theirs != own:
             remedy = f"give --{name} {theirs}, or compare with another result"
-            problems.append(Problem(FIELD, given, wrong.format(theirs, own), remedy))
+            problems.append(Problem(FIELD, given, reason.format(theirs, own), remedy))
     if bool(stored.config.get("chat")) != options.chat:
-        wrong = "its questions were texts to continue, these are chats"
+        reason = "its questions were texts to continue, these are chats"
         remedy = "leave --chat out, or compare with another result"
         if stored.config.get("chat"):
-            wrong = "its questions were chats, these are texts to continue"
+            reason = "its questions were chats, these are texts to continue"
             remedy = "give --chat, or compare with another result"
-        problems.append(Problem(FIELD, given, wrong, remedy))
+        problems.append(Problem(FIELD, given, reason, remedy))
     return problems
 
 

@@ -76,7 +76,7 @@ def draw_all(
     Raises:
         UserError: with a problem for each task and length of which no question fits, or too few about a text.
     """
-    found = []
+    of_tasks = []
     problems = []
     for task, count in per_text.items():
         for length in lengths:
@@ -91,13 +91,13 @@ def draw_all(
                     seed=seed,
                     per_text=count,
                 )
-                found.append(drawn)
+                of_tasks.append(drawn)
             except NoQuestionError as error:
                 problems.append(_too_short(task, length, error))
             except ruler_texts.TooFewKeysError as error:
                 problems.append(_too_few_keys(task, count, error.keys, length))
     raise_if_any(problems)
-    return found
+    return of_tasks
 
 
 def draw(

@@ -83,6 +83,7 @@ def table(figures: Mapping[str, Any]) -> str:
         row = rows.setdefault(cell["task"], [cell["task"], *["-"] * len(lengths)])
         row[1 + lengths.index(cell["length"])] = _share(cell["score"], cell)
         tokens[cell["length"]].append(cell["mean_tokens"])
+    # over the tasks of a length
     means = ["mean"]
     prompts = ["prompt tokens, mean"]
     for mean in figures["lengths"]:

@@ -38,23 +38,23 @@ def questions_about(
     needles = find_needles(text, needle)
     times = Counter(map(itemgetter(0), needles))
     (answer,) = document["outputs"]
-    own = None
+    own_key = None
     others = []
     for key, value in needles:
-        if own is None and value == answer and key in question:
-            own = key
+        if own_key is None and value == answer and key in question:
+            own_key = key
         # of a key that stands there twice either value is right
         elif times[key] == 1:
             others.append((key, value))
-    if own is None:
+    if own_key is None:
         raise TooFewKeysError(0)
     if len(others) < count - 1:
         raise TooFewKeysError(len(others) + 1)
     documents = [dict(document)]
     for key, value in random.Random(seed).sample(others, count - 1):
         changed = {
-            "input": f"{text}\n{question.replace(own, key)}",
-            "gen_prefix": document["gen_prefix"].replace(own, key),
+            "input": f"{text}\n{question.replace(own_key, key)}",
+            "gen_prefix": document["gen_prefix"].replace(own_key, key),
             "outputs": [value],
         }
         documents.append({**document, **changed})

@@ -32,6 +32,7 @@ class SpanLosses:
         sums = []
         targets = 0
         for start, nll, count in zip(self.starts, self.nll, self.counts, strict=True):
+            # whole spans: one that an end cuts counts where it begins
             if start >= first and (last is None or start < last):
                 sums.append(nll * count)
                 targets += count

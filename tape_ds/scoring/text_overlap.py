@@ -35,6 +35,7 @@ def f1(text: str, reference: str) -> tuple[float]:
     """Return the harmonic mean of precision and recall over the bags of words, 0 to 1."""
     ours = normalised(text).split()
     theirs = normalised(reference).split()
+    # a word counts as often as both have it
     shared = (Counter(ours) & Counter(theirs)).total()
     return (2 * shared / (len(ours) + len(theirs)) if shared else 0.0,)
 

@@ -76,6 +76,7 @@ def blocks(
     tokens: int, length: int, stride: int | None = None, begin: bool = False
 ) -> list[Window]:
     """Return consecutive windows; a rest too short for one is dropped. ``stride`` has no effect."""
+    # a stride of 1 is always allowed
     size = _size(length, 1, begin)
     return [
         Window(start, start + size, start + 1 - begin)

@@ -94,4 +94,7 @@ def text_of(spec: str) -> str | None:
     """Return the published test set that a data spec names, if it names one."""
     # without the name of a column, which may be any word
     data = re.sub(r"#[^?]*", "", spec)
-    return next((name for name, pattern in TEXTS.items() if pattern.search(data)), None)
+    for name, pattern in TEXTS.items():
+        if pattern.search(data):
+            return name
+    return None

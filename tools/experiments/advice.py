@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import filterfalse
 from operator import attrgetter, methodcaller
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ from tools.experiments.advice_runs import (
     ProtocolPart,
     arms_of,
     counted,
-    read,
+    read_runs,
     value_of,
 )
 
@@ -100,7 +101,7 @@ def _paired(
     arm: Mapping[int, MethodRun], against: Mapping[int, MethodRun]
 ) -> dict[int, tuple[MethodRun, MethodRun]]:
     """Return the runs of two arms by the seeds that they share."""
-    untrained = next((run for run in against.values() if not run.trained), None)
+    untrained = next(filterfalse(attrgetter("trained"), against.values()), None)
     pairs = {}
     for seed, run in arm.items():
         # an arm that trains nothing is one model, paired with every seed
@@ -172,7 +173,7 @@ def page(part: ProtocolPart, name: str, arms: Arms, claims: Sequence[MethodClaim
     costs = []
     for arm, of_seed in arms.items():
         runs = list(of_seed.values())
-        if any(run.trained for run in runs):
+        if any(map(attrgetter("trained"), runs)):
             minutes = cell(runs, lambda run: run.seconds / 60, ".1f")
             costs.append([arm, minutes, cell(runs, lambda run: run.memory / 2**30, ".1f")])
     if costs:
@@ -326,7 +327,7 @@ def main(argv: list[str] | None = None) -> int:
     raise_if_any(check_folder("output", options.output))
     part = PARTS[options.part]
     folder = Path(options.output)
-    arms = arms_of(part, read(Path(options.runs)))
+    arms = arms_of(part, read_runs(Path(options.runs)))
     if not arms:
         remedy = "give the folder of its experiment"
         raise UserError(Problem("runs", options.runs, "no finished run of this part", remedy))
@@ -370,6 +371,7 @@ def _draw_curve(
     samples = list(map(statistics.sample, values))
     means = np.array(list(map(attrgetter("mean"), samples)))
     axes.plot(at, means, label=label, **line)
+    # of two runs an interval is wider than the picture
     if samples and samples[0].n >= FEWEST:
         half = np.array([sample.half_width or 0.0 for sample in samples])
         axes.fill_between(at, means - half, means + half, color=line["color"], alpha=0.15, lw=0)

@@ -115,7 +115,7 @@ def share(counts: Iterable[tuple[float, int]]) -> float:
     return 100 * right / asked
 
 
-def read(folder: Path) -> list[MethodRun]:
+def read_runs(folder: Path) -> list[MethodRun]:
     """Return the finished runs of a folder of an experiment, whose names are ARM_seed_N: untrained arms first."""
     runs = []
     for path in sorted(folder.glob("*_seed_*/results/run.json")):

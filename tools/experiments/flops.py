@@ -128,6 +128,7 @@ def encoding_parameters(config: TapeConfig) -> int:
 
 def cached_numbers(config: TapeConfig) -> float:
     """Return the numbers that a cache keeps of a token, counted in a model that is narrow outside attention."""
+    # what is outside attention keeps nothing
     narrow = TapeConfig.from_dict(config.to_dict() | {"vocab_size": 64, "intermediate_size": 16})
     ids = torch.arange(16)[None]
     cache = DynamicCache(config=narrow)

@@ -43,7 +43,7 @@ def find(typed_models: Sequence[str], options: argparse.Namespace) -> dict[str, 
     parser = argparse.ArgumentParser()
     add_model(parser)
     problems: list[Problem] = []
-    found: dict[str, FoundModel] = {}
+    by_name: dict[str, FoundModel] = {}
     for typed in typed_models:
         name, name_or_path = named(typed)
         if name is None:
@@ -52,7 +52,7 @@ def find(typed_models: Sequence[str], options: argparse.Namespace) -> dict[str, 
             if Path(typed).exists():
                 name = Path(typed).resolve().name
         reason = ""
-        if name in found:
+        if name in by_name:
             reason = f"a second {name!r}"
         elif not storage.is_utf8(typed):
             reason = "is not UTF-8"
@@ -64,11 +64,11 @@ def find(typed_models: Sequence[str], options: argparse.Namespace) -> dict[str, 
             own = parser.parse_args([name_or_path])
             own.dtype = options.dtype
             own.device = options.device
-            found[name] = models.find(own)
-            problems += inspection.check(found[name].config)
+            by_name[name] = models.find(own)
+            problems += inspection.check(by_name[name].config)
     # all share those of the environment
     raise_if_any(list({str(problem): problem for problem in problems}.values()))
-    return found
+    return by_name
 
 
 def as_own(model: PreTrainedModel) -> extendable.Model:
@@ -77,6 +77,7 @@ def as_own(model: PreTrainedModel) -> extendable.Model:
         return model
     if extendable.by_own_class(model.config):
         raise_if_any(config_file.check_llama_shaped(model.config))
+    # the backend that returns weights is this project's own
     config = extendable.configure(model.config)
     with torch.device("meta"):
         empty = TapeForCausalLM(encodings.plain(config, config.rope_parameters))

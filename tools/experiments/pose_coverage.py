@@ -199,6 +199,7 @@ def bins_of(pairs: np.ndarray, per_octave: int = PER_OCTAVE) -> list[dict[str, A
     """Return means over distances ``from`` .. ``to`` that grow by 2 ** (1 / per_octave) from bin to bin: the share of
     them ``seen``, the sum of their ``pairs``, the mean ``share`` of queries, the ``least`` and the ``most`` of one
     distance, and ``whole_rows``, the maximum: the mean share in sequences of one document of ``target`` tokens."""
+    # distances are 0 .. target - 1
     target = len(pairs)
     shares = pairs / pairs[0]
     whole = 1 - np.arange(target) / target

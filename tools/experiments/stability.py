@@ -180,10 +180,11 @@ def changes(
     ``logits``. ``shift``: how often ``token`` is added, or positions that are skipped."""
     # maps of a whole model are large: the second and third pass are compared layer by layer as they come
     before: dict[int, LayerView] = {}
+    # V: the vocabulary
     logits_TV = inspection.inspect(
         model, ids_T, layers, lambda view: before.update({view.number: view})
     )
-    found = {}
+    treatments = {}
     for name, added, first in (("add_tokens", shift, 0), ("shift_ids", 0, shift)):
         by_layer: dict[int, Any] = {}
 
@@ -202,8 +203,8 @@ def changes(
             "largest": float(difference_TV.abs().max()),
             "relative_percent": relative_percent(difference_TV, logits_TV),
         }
-        found[name] = {"layers": by_layer, "logits": logits}
-    return found
+        treatments[name] = {"layers": by_layer, "logits": logits}
+    return treatments
 
 
 def layer_changes(before: LayerView, after: LayerView, added: int) -> dict[str, float | None]:

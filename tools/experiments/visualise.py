@@ -273,6 +273,7 @@ def draw(kind: MapKind, path: Path) -> None:
     layers, heads = map(list, map(dict.fromkeys, zip(*kind.maps, strict=True)))
     figure = Figure(figsize=(1.6 + 1.9 * len(layers), 0.9 + 1.9 * len(heads)), layout="constrained")
     panels = figure.subplots(len(heads), len(layers), squeeze=False, sharex=True, sharey=True)
+    # one scale for all, so that colours compare
     low, high = kind.limits()
     norm = Normalize(low, high)
     colours = EVEN

@@ -70,8 +70,8 @@ def give(tokenizer: "PreTrainedTokenizerBase", file: str | None, model: str) -> 
     except ValueError:
         return [without_template(model)]
     if not tokenizer.is_fast:
-        wrong = "its tokenizer does not locate its tokens in a text"
-        return [Problem("model", model, wrong, "give one with tokenizer.json")]
+        reason = "its tokenizer does not locate its tokens in a text"
+        return [Problem("model", model, reason, "give one with tokenizer.json")]
     try:
         drawn = _RANDOM & names(tokenizer)[1]
     except Exception as error:
@@ -80,11 +80,11 @@ def give(tokenizer: "PreTrainedTokenizerBase", file: str | None, model: str) -> 
             Problem("chat_template", file, f"it is not a jinja template ({error})", "correct it")
         ]
     if drawn:
-        wrong = (
+        reason = (
             f"it draws at random ({', '.join(sorted(drawn))}), so that no two runs read the same"
         )
         return [
-            Problem("chat_template", file, wrong, "give one that does not: --chat_template FILE")
+            Problem("chat_template", file, reason, "give one that does not: --chat_template FILE")
         ]
     return []
 
@@ -248,7 +248,7 @@ def _begun_otherwise(
     shown = {
         name: text[first : alike + SHOWN] for name, text in (("data", trained), ("asked", asked))
     }
-    wrong = (
+    reason = (
         f"turn {turn + 1}: the chat template begins an answer that is there otherwise than one that is asked for "
         f"(add_generation_prompt): {shown['data']!r} in the data, asked for by {shown['asked']!r}"
     )
@@ -268,7 +268,7 @@ def _begun_otherwise(
             f"give answers that begin with {extra!r}, or a template (--chat_template FILE) that writes that before an "
             "answer too, or leaves it out where add_generation_prompt is set"
         )
-    return UnfitTemplateError(wrong, remedy)
+    return UnfitTemplateError(reason, remedy)
 
 
 def _length_alike(first: str, second: str) -> int:

@@ -182,11 +182,9 @@ def require_room(source: GeneratedDocuments, writer: DocumentWriter, window: int
     questions = options.questions[0]
     rivals = 1 if options.text is None else options.rivals[0]
     rng = np.random.default_rng(0)
-    needed = max(
-        writer.needed(rng, family, questions, rivals)
-        for family in writer.names
-        for _ in range(_TRIED)
-    )
+    needed = 0
+    for family, _ in itertools.product(writer.names, range(_TRIED)):
+        needed = max(needed, writer.needed(rng, family, questions, rivals))
     least = needed + needed // 8 + 8
     shortest = window if options.tokens is None else options.tokens[0]
     if shortest >= least:

@@ -255,9 +255,9 @@ def _locate(name: str, split: str, data_dir: str | Path | None) -> str | None:
         except UNREADABLE as error:
             # no network, offline mode, no such file
             reason = " ".join(str(error).split())
-            wrong = f"{HUB_REPOSITORY}/{name}.zip cannot be downloaded: {reason}"
+            reason = f"{HUB_REPOSITORY}/{name}.zip cannot be downloaded: {reason}"
             remedy = f"check the network, or give data_dir: a folder with {name}.zip or {name}/SPLIT.jsonl"
-            raise UserError(Problem("dataset", name, wrong, remedy)) from error
+            raise UserError(Problem("dataset", name, reason, remedy)) from error
     else:
         given = paths.of(str(data_dir))
         plain = given / member
@@ -268,13 +268,13 @@ def _locate(name: str, split: str, data_dir: str | Path | None) -> str | None:
             return str(plain)
         if not archive.is_file():
             # of a missing folder the same words for every split, so that they are one problem
-            wrong = "no such folder"
+            reason = "no such folder"
             if given.is_dir():
-                wrong = f"no {member} and no {name}.zip there"
+                reason = f"no {member} and no {name}.zip there"
             remedy = (
                 "give a folder with NAME/SPLIT.jsonl or NAME.zip, or leave it out to use the hub's"
             )
-            raise UserError(Problem("data_dir", str(data_dir), wrong, remedy))
+            raise UserError(Problem("data_dir", str(data_dir), reason, remedy))
     pattern = f"zip://{member}::{archive}"
     remedy = "give the zip file as SCROLLS publishes it"
     try:

@@ -122,9 +122,8 @@ def tokenize(
 
 
 def cut(rows: "datasets.Dataset") -> CutText:
-    prompts, answers = (
-        rows.data.column(name).to_numpy().astype(np.int64) for name in ("cut_prompt", "cut_answer")
-    )
+    prompts = rows.data.column("cut_prompt").to_numpy().astype(np.int64)
+    answers = rows.data.column("cut_answer").to_numpy().astype(np.int64)
     return CutText(
         len(rows),
         int((prompts > 0).sum()),

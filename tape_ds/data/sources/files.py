@@ -103,18 +103,18 @@ class _Files(RowSource):
         except UserError as error:
             return [*problems, *error.problems]
         if not files:
-            wrong = "no such file"
+            reason = "no such file"
             if glob.has_magic(self.pattern):
-                wrong = "no file matches"
+                reason = "no file matches"
             remedy = f"check the path; relative ones start at {Path.cwd()}, and [[] is a bracket in a name"
             if os.path.isdir(self.pattern):
-                wrong = "a folder, not a file"
+                reason = "a folder, not a file"
                 remedy = f"name its files: {self.kind}:{self.pattern.rstrip('/')}/*"
-            problems.append(self.problem(wrong, remedy))
+            problems.append(self.problem(reason, remedy))
         for name in files:
             if not storage.is_utf8(name):
-                wrong = f"the name of the file {storage.shown(name)} is not UTF-8"
-                problems.append(self.problem(wrong, "rename it, or leave it out of the glob"))
+                reason = f"the name of the file {storage.shown(name)} is not UTF-8"
+                problems.append(self.problem(reason, "rename it, or leave it out of the glob"))
         # a first problem is enough: no file is opened
         if problems:
             return problems

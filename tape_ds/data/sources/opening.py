@@ -193,11 +193,11 @@ def find(pattern: str) -> dict[str, File]:
             return {place.name: File(local, str(place))}
         root = next((parent for parent in place.parents if os.path.isdir(parent)), place)
         names = glob.glob(str(place.relative_to(root)), root_dir=root, recursive=True)
-        return {
-            name: File(local, str(root / name))
-            for name in sorted(names)
-            if os.path.isfile(root / name)
-        }
+        files = {}
+        for name in sorted(names):
+            if os.path.isfile(root / name):
+                files[name] = File(local, str(root / name))
+        return files
     filesystem, path = url_to_fs(pattern)
     names = filesystem.glob(path) if glob.has_magic(path) else [path]
     names = [name for name in names if name == path or not filesystem.isdir(name)]

@@ -138,10 +138,10 @@ class TokenFile(TokenSource):
         """Also look for other formats, and for ids wider than 16 bits, in a file without a record."""
         # unlike Path.is_file, False for a name that is too long
         if not self.rest or not os.path.isfile(self.path):
-            wrong = (
+            reason = (
                 "a folder, not a file" if self.rest and os.path.isdir(self.path) else "no such file"
             )
-            return [self.problem(wrong, f"check the path; relative ones start at {Path.cwd()}")]
+            return [self.problem(reason, f"check the path; relative ones start at {Path.cwd()}")]
         try:
             record = read_record(self.path)
         except (OSError, ValueError) as error:
@@ -152,15 +152,15 @@ class TokenFile(TokenSource):
             ]
         width, size = WIDTHS[record.width if record else BARE], self.path.stat().st_size
         if record is not None and size != record.tokens * width.itemsize:
-            wrong = f"{size:,} bytes, where its record has {record.tokens:,} ids of {width.itemsize} bytes"
-            return [self.problem(wrong, "write it again")]
+            reason = f"{size:,} bytes, where its record has {record.tokens:,} ids of {width.itemsize} bytes"
+            return [self.problem(reason, "write it again")]
         if record is None and (others := list(self._other_contents(size))):
             return others
         if size == 0:
             return [self.problem("the file is empty", "write it again, or leave it out")]
         if size % width.itemsize != 0:
-            wrong = f"{size:,} bytes are not a multiple of {width.itemsize}, the bytes of an id"
-            return [self.problem(wrong, "bin: reads unsigned 16-bit token ids; write them so")]
+            reason = f"{size:,} bytes are not a multiple of {width.itemsize}, the bytes of an id"
+            return [self.problem(reason, "bin: reads unsigned 16-bit token ids; write them so")]
         return []
 
     def _other_contents(self, size: int) -> Iterator[Problem]:

@@ -124,10 +124,10 @@ class Megatron(TokenFormat):
         size = begin + 12 * sequences + 8 * documents
         found = index.stat().st_size
         if found == size + sequences and sequences:
-            wrong = (
+            reason = (
                 f"{index.name} has a mode for every sequence: several media, and text alone is read"
             )
-            raise RefusedError(wrong, "write it without modes (multimodal=False)")
+            raise RefusedError(reason, "write it without modes (multimodal=False)")
         if found != size:
             raise ValueError(
                 f"{index.name} has {found:,} bytes, where its header asks for {size:,}"
@@ -149,8 +149,8 @@ class Megatron(TokenFormat):
                 f"the documents of {index.name} are not those of its {sequences:,} sequences"
             )
         if data.stat().st_size != int(ends[-1]) * dtype.itemsize:
-            wrong = f"{data.name} has {data.stat().st_size:,} bytes, where its index has {int(ends[-1]):,} ids"
-            raise ValueError(f"{wrong} of {dtype.itemsize}")
+            reason = f"{data.name} has {data.stat().st_size:,} bytes, where its index has {int(ends[-1]):,} ids"
+            raise ValueError(f"{reason} of {dtype.itemsize}")
         at = np.asarray(borders[1:])
         return dtype, np.where(at > 0, ends[at - 1], 0)
 
@@ -329,8 +329,8 @@ class Bare(TokenFormat):
         dtype, _ = self._read(path, options)
         size = path.stat().st_size
         if size % dtype.itemsize:
-            wrong = f"its ids are not {dtype.name}: {size:,} bytes are not a multiple of {dtype.itemsize}"
-            raise RefusedError(wrong, "give the width that it was written with")
+            reason = f"its ids are not {dtype.name}: {size:,} bytes are not a multiple of {dtype.itemsize}"
+            raise RefusedError(reason, "give the width that it was written with")
         ids = np.fromfile(path, dtype, token_headers.HEAD // dtype.itemsize)
         sign = _other_width(ids) or token_headers.many_zeros(ids)
         if sign is None and dtype.itemsize <= 2:
@@ -338,9 +338,9 @@ class Bare(TokenFormat):
         elif sign is None:
             sign = token_headers.counts_its_rest(_mapped(path, dtype))
         if sign is not None:
-            wrong = f"its ids are not {dtype.name}, or it has a header that is not known ({sign})"
+            reason = f"its ids are not {dtype.name}, or it has a header that is not known ({sign})"
             raise RefusedError(
-                wrong,
+                reason,
                 "give the width that it was written with; or save the ids alone with numpy.save",
             )
         if int(ids.min()) < 0:

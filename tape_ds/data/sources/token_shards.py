@@ -146,18 +146,20 @@ class Mds(_Shards):
                 )
         if wanted not in known:
             sought = f"no column {wanted!r}" if wanted else "no column"
-            wrong = f"{sought} of arrays or bytes (columns: {', '.join(names)})"
+            reason = f"{sought} of arrays or bytes (columns: {', '.join(names)})"
             raise RefusedError(
-                wrong,
+                reason,
                 "name a column of token ids; a column of texts is tokenised from jsonl: or parquet:",
             )
         number: int = names.index(wanted)
         if encodings[number] == "bytes" and options.width is None:
-            wrong = f"its column {wanted!r} is bytes, and nothing says how wide an id is in them"
-            raise RefusedError(wrong, "write the width after #: int64 where llm-foundry wrote them")
+            reason = f"its column {wanted!r} is bytes, and nothing says how wide an id is in them"
+            raise RefusedError(
+                reason, "write the width after #: int64 where llm-foundry wrote them"
+            )
         if encodings[number] != "bytes" and options.width is not None:
-            wrong = f"its column {wanted!r} has a type, {encodings[number]}, and {options.width} is given"
-            raise RefusedError(wrong, f"remove {options.width}")
+            reason = f"its column {wanted!r} has a type, {encodings[number]}, and {options.width} is given"
+            raise RefusedError(reason, f"remove {options.width}")
         kind = encodings[number].split(":")
         if len(kind) > 1 and not kind[1].startswith(("int", "uint")):
             raise ValueError(f"its column {wanted!r} holds {kind[1]}, not whole numbers")

@@ -152,27 +152,27 @@ class TokenCorpus(TokenSource):
         given = {"width": (self.width, self.width), "column": (column, f"column={column}")}
         for name, (value, written) in given.items():
             if value is not None and name not in kind.takes:
-                wrong = f"{unit.name} is {kind.name}, which has no {name} to choose"
-                yield self.problem(wrong, f"remove {written}")
+                reason = f"{unit.name} is {kind.name}, which has no {name} to choose"
+                yield self.problem(reason, f"remove {written}")
                 return
         if kind is _BARE and self.width is None and kind.files(unit.path) == [unit.path]:
-            wrong = f"{unit.name} has no header that is known"
-            wrong += ", and nothing says how wide its ids are"
+            reason = f"{unit.name} has no header that is known"
+            reason += ", and nothing says how wide its ids are"
             remedy = f"if it holds ids alone, write {self.kind}:{self.path}#uint16&end=eos, or uint32, as they are"
-            yield self.problem(wrong, remedy)
+            yield self.problem(reason, remedy)
             return
         try:
             kind.check(unit.path, self.options)
             divides = kind.has_documents(unit.path) or bool(self.named.keys() & {"end", "begin"})
             if not divides and kind.border(unit.path) is None:
-                wrong = f"{unit.name} is {kind.name}, and nothing says where documents end"
+                reason = f"{unit.name} is {kind.name}, and nothing says where documents end"
                 remedy = f"add {_ENDS}: {self.kind}:{self._with('end=eos')}"
                 if kind is _LLM_C:
-                    wrong = f"{unit.name} is {kind.name}, and its first documents do not begin with its token"
+                    reason = f"{unit.name} is {kind.name}, and its first documents do not begin with its token"
                     whole = f"{self.kind}:{self._with('end=file')}"
                     remedy = "add begin=ID, the token that each begins with"
                     remedy += f", or read it as one: {whole}"
-                yield self.problem(wrong, remedy)
+                yield self.problem(reason, remedy)
         except _DAMAGED as error:
             yield self._unreadable(unit.name, error)
 
@@ -191,19 +191,19 @@ class TokenCorpus(TokenSource):
 
     def units(self) -> list[Unit]:
         """Return all files in the order of their names; raise :class:`UserError` if there are none, or others."""
-        found: dict[Path, Unit] = {}
+        by_path: dict[Path, Unit] = {}
         problems: list[Problem] = []
         for name, path in self._matches():
             try:
                 for unit in self._units_of(name, path):
-                    found.setdefault(unit.path, unit)
+                    by_path.setdefault(unit.path, unit)
             except UserError as error:
                 problems += error.problems
             except _DAMAGED as error:
                 problems.append(self._unreadable(name or path.name, error))
         if problems:
             raise UserError(problems[:_NAMED])
-        return list(found.values())
+        return list(by_path.values())
 
     def _matches(self) -> list[tuple[str, Path]]:
         """Return (name, path) of the files and folders that the spec names, by name; a single folder is "", so that
