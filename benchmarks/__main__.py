@@ -98,7 +98,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def print_group(name: str, options: argparse.Namespace, setting: Setting) -> None:
-    """Print what would be run of a group."""
     print(f"{name}: {GROUPS[name].about}")
     shapes = GROUPS[name].shapes(options.device, options.toys)
     for shape in shapes:

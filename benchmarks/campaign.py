@@ -235,8 +235,10 @@ class Part:
                 "limit": limit,
             }
             table.append(line | {"why": why, "at": now()}, self.rows)
-            taken = f"{line['seconds']} of {limit} s"
-            print(f"part {self.number} {end:<7} {stage.name}, {taken}: {why}", flush=True)
+            print(
+                f"part {self.number} {end:<7} {stage.name}, {line['seconds']} of {limit} s: {why}",
+                flush=True,
+            )
             ends.append(end)
 
             # built elsewhere, then moved: the folder may be taken away at any moment

@@ -13,5 +13,4 @@ def write_page(stored: results.Result, file: Path, text: str) -> None:
 
 
 def versions_of(stored: results.Result, *packages: str) -> str:
-    """Return the versions that a page names, as a sentence has them."""
     return ", ".join(f"{name} {stored.versions[name]}" for name in packages)

@@ -179,8 +179,9 @@ def table(figures: Mapping[str, Any]) -> str:
     )
     cut = figures["cut"]
     if cut["requests"]:
-        tokens = f"{cut['tokens']:,} tokens of {cut['requests']:,} requests"
-        text += f"\n\ncut: {tokens} that were too long"
+        text += (
+            f"\n\ncut: {cut['tokens']:,} tokens of {cut['requests']:,} requests that were too long"
+        )
     unlike = figures.get("unlike_lm_eval")
     if unlike is not None:
         note = f"{unlike['unscored']!r} before a text is read once and not scored ({', '.join(unlike['tasks'])})"

@@ -163,9 +163,7 @@ def generated_summary(figures: Mapping[str, Any]) -> str:
     for name, mean in figures["means"].items():
         lines.append([PARTS[name], number(mean["value"], ".1%"), f"{mean['cells']:,}"])
     first, second = figures["trained"]
-    trained = f"{first} and {second}"
-    if first == second:
-        trained = f"{first}"
+    trained = f"{first}" if first == second else f"{first} and {second}"
     text = f"Exact match, trained to {trained}:\n\n{markdown_table(['mean over', 'right', 'cells'], lines)}"
     if figures.get("remark"):
         return f"{text}\n\nOf this model: {figures['remark']}."

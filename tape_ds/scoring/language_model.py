@@ -222,13 +222,13 @@ class HarnessModel(huggingface.HFLM):
             self.cut["tokens"] += cut
 
         if longest_answer >= self.max_length:
-            most = f"max_length is {self.max_length:,}"
-            reason = f"the answer alone has {longest_answer:,} tokens, {most}"
+            reason = (
+                f"the answer alone has {longest_answer:,} tokens, max_length is {self.max_length:,}"
+            )
             remedy = "raise --max_length, or lower max_gen_toks in --gen_kwargs"
             return [Problem("--tasks", task, reason, remedy)]
         if longest > self.max_length and self.truncate is None:
-            most = f"max_length is {self.max_length:,}"
-            reason = f"its longest request has {longest:,} tokens with the answer, {most}"
+            reason = f"its longest request has {longest:,} tokens with the answer, max_length is {self.max_length:,}"
             remedy = (
                 f"--max_length {longest}, or --truncate left, which cuts prompts and counts them"
             )

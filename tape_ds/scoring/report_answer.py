@@ -238,7 +238,6 @@ def _evaluated_passkeys(column: Column, base: Column | None, own: str) -> ByMode
 
 
 def _form(result: Result) -> tuple[str | None, str | None]:
-    """Return how passkeys were asked for."""
     return result.config.get("form"), result.config.get("protocol")
 
 

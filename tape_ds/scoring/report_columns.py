@@ -40,7 +40,6 @@ class Column(NamedTuple):
     """By kind."""
 
     def result(self, kind: str) -> results.Result | None:
-        """Return the result of a kind, if the column has one."""
         record = self.records.get(kind)
         if record is None:
             return None

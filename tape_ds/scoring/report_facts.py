@@ -2,7 +2,7 @@
 
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -61,7 +61,7 @@ def facts(columns: Sequence[Column], unused: Sequence[Unused]) -> list[Markup]:
         differ = []
         for setting, values in [*settings.items()]:
             is_data = setting.startswith("data ")
-            compared = map(values.get, records)
+            compared: Iterable[Any] = map(values.get, records)
             # data that another column did not read is no difference: a row of scores has the same data for all columns
             if is_data:
                 compared = values.values()
@@ -107,7 +107,6 @@ def with_unit(name: str, value: Any) -> str:
 
 
 def _settings(record: Record) -> dict[str, Any]:
-    """Return what decides the numbers of a result."""
     result = record.result
     model = result.model or {}
     settings = dict(result.config)
@@ -128,7 +127,6 @@ def _settings(record: Record) -> dict[str, Any]:
 
 
 def _costs(record: Record) -> dict[str, Any]:
-    """Return the model, the costs and the origin of a result."""
     result = record.result
     costs: dict[str, Any] = {}
     if result.model:

@@ -116,9 +116,9 @@ def losses(columns: Sequence[Column], gallery: Gallery) -> list[Markup]:
         # a span's loss in its middle
         lines = lines_of(scores, span / 2)
         words = f"Loss by position, {title}"
-        at = "position (tokens)"
-        gallery.draw(words, at, NATS, lines, native=native)
-        gallery.draw_differences(words, at, NATS, lines, reference(columns, lines), native=native)
+        gallery.draw(words, "position (tokens)", NATS, lines, native=native)
+        base = reference(columns, lines)
+        gallery.draw_differences(words, "position (tokens)", NATS, lines, base, native=native)
         parts += compare(f"Loss by position ({NATS}), {title}", scores, places=3, lowest=True)
     return parts
 
@@ -164,15 +164,15 @@ def perplexities(columns: Sequence[Column], gallery: Gallery) -> list[Markup]:
             share = score._replace(value=100 * row["accuracy"], error=None, detail="")
             right[scoring].append(share)
     parts = []
-    at = "length (tokens)"
     for scoring, scores in sorted(by_scoring.items()):
         lines = lines_of(scores)
         title = f"Perplexity: {scoring}"
-        gallery.draw(title, at, "perplexity", lines, log=True)
+        gallery.draw(title, "length (tokens)", "perplexity", lines, log=True)
         of_nats = {}
         for name, points in lines.items():
             of_nats[name] = dict(zip(points, map(_nats, points.values()), strict=True))
-        gallery.draw_differences(title, at, NATS, of_nats, reference(columns, lines), log=True)
+        base = reference(columns, lines)
+        gallery.draw_differences(title, "length (tokens)", NATS, of_nats, base, log=True)
         caption = f"Perplexity, ± standard error over documents: {scoring}"
         parts += compare(caption, scores, lowest=True)
         if scoring in right:
@@ -240,7 +240,6 @@ def _interval(row: Mapping[str, Any]) -> str:
 
 
 def _asked(columns: Sequence[Column]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Yield what RULER asked, a label, and the figures."""
     for name, result in select(columns, "ruler").items():
         chosen = _tasks(result.figures["cells"])
         form = "chat" if result.config.get("chat") else "base"

@@ -188,8 +188,11 @@ class Evaluation:
             known = from_first(load_journal)
             pending = [(key, job) for key, job in jobs if key not in known]
             if len(pending) < len(keys) and ranks.rank == 0:
-                count = f"{len(keys) - len(pending):,} of {len(keys):,}"
-                print(f"{self.name}: {count} jobs are done already", flush=True)
+                done_already = len(keys) - len(pending)
+                print(
+                    f"{self.name}: {done_already:,} of {len(keys):,} jobs are done already",
+                    flush=True,
+                )
             # None: where no person sees it
             hidden = ranks.rank > 0 or None
             share = tqdm(pending[ranks.rank :: ranks.world], desc=self.name, disable=hidden)

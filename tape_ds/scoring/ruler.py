@@ -53,7 +53,6 @@ def replies_of(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def lengths_of(keys: Iterable[tuple[str, int]]) -> list[int]:
-    """Return the lengths of tasks and lengths, ascending."""
     return sorted({length for _, length in keys})
 
 

@@ -113,9 +113,7 @@ def read_texts(
         rows = batch.column("input_ids").combine_chunks()
         for name, row in zip(names, rows, strict=True):
             seen[name] += 1
-            unique = name
-            if seen[name] > 1:
-                unique = f"{name} ({seen[name]})"
+            unique = f"{name} ({seen[name]})" if seen[name] > 1 else name
             # a folder of tokens may have 16 bits
             ids = row.values.to_numpy().astype(np.int32, copy=False)
             ids = ids[: len(ids) - end]

@@ -119,7 +119,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def listing() -> str:
-    """Return a table of all experiments and of what is stored of them."""
     rows = []
     for name in table.shipped():
         asked = table.read(name)
@@ -154,9 +153,7 @@ def settle_experiment(options: argparse.Namespace) -> ExperimentWork:
     raise_if_any([*problems, *table.check_experiment(asked)])
 
     stem = Path(options.experiment).stem
-    name = stem
-    if asked.label:
-        name = f"{stem}_{options.scale}"
+    name = f"{stem}_{options.scale}" if asked.label else stem
     output = f"runs/{stem}"
     # of each run: every GPU that the jobs leave it, two cores without one, a machine of eight for the paper's
     processes = max(1, (torch.cuda.device_count() or 2) // options.jobs)
@@ -183,10 +180,7 @@ def _check_launcher(launcher: str) -> list[Problem]:
 def outline(work: ExperimentWork, planned: Sequence[PlannedRun]) -> str:
     """Return the plan as text."""
     asked = work.experiment
-    title = asked.about
-    if asked.label:
-        title = f"{asked.label}: {asked.about}"
-    lines = [title]
+    lines = [f"{asked.label}: {asked.about}" if asked.label else asked.about]
     if asked.setting:
         lines.append(f"  ours: {asked.setting}")
     lines += map("  {}".format, asked.remarks)

@@ -219,7 +219,6 @@ def _copy_pictures(work: ExperimentWork, concluded: Path | None, folder: Path) -
 
 
 def _first_arm(work: ExperimentWork, made: Sequence[StudyRow]) -> str:
-    """Return the first arm of the file that has a complete run."""
     arms = set(map(attrgetter("arm"), made))
     return next(arm for arm in work.experiment.arms if arm in arms)
 
@@ -271,7 +270,6 @@ def gather(
 
 
 def _means(runs_of_row: Sequence[Numbers]) -> Numbers:
-    """Return the means of the figures that all runs of a row have."""
     means = {}
     for quantity in runs_of_row[0]:
         values = [run[quantity] for run in runs_of_row if quantity in run]
@@ -311,9 +309,7 @@ def overview(root: Path = ROOT) -> str:
         sections.append(f"## {heading}")
         every = stored(name, root)
         for ours in every:
-            setting = ours.setting
-            if ours.page:
-                setting = f"[{setting}]({ours.page})"
+            setting = f"[{ours.setting}]({ours.page})" if ours.page else ours.setting
             rows.append([first, setting, ours.hardware, f"`{ours.command}`"])
             sections.append(next_to_published(asked.label, ours, ROOT / RESULTS))
         if not every:

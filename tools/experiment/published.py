@@ -49,9 +49,7 @@ class PublishedTable:
 
     def places(self, quantity: Quantity) -> int:
         """Return the decimals that the paper prints of a quantity; of any other, the most it prints."""
-        printed = self.quantities
-        if quantity in printed:
-            printed = (quantity,)
+        printed = (quantity,) if quantity in self.quantities else self.quantities
         most = 0
         for row in self.rows.values():
             for each in printed:

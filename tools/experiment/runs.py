@@ -78,8 +78,10 @@ class PlannedRun:
                 while free.exists():
                     free = self.folder.with_name(f"{self.folder.name}.{next(numbers)}")
                 self.folder.rename(free)
-                what = "its folder held a run of another recipe"
-                print(f"{self.label}: {what}, now in {free}", flush=True)
+                print(
+                    f"{self.label}: its folder held a run of another recipe, now in {free}",
+                    flush=True,
+                )
         self.folder.mkdir(parents=True, exist_ok=True)
         storage.write_json(self.folder / RECIPE, self.stored())
 
@@ -370,7 +372,6 @@ def _results(folder: Path) -> set[tuple[str, int]]:
 
 
 def _flags(values: Mapping[str, Any]) -> list[str]:
-    """Return fields of a recipe as a command line has them."""
     words = []
     for name, value in values.items():
         text = value if isinstance(value, str) else json.dumps(value)
@@ -379,7 +380,6 @@ def _flags(values: Mapping[str, Any]) -> list[str]:
 
 
 def _shared_folders(planned: Sequence[PlannedRun]) -> Iterator[Problem]:
-    """Find runs that would share a folder."""
     owners: defaultdict[Path, list[str]] = defaultdict(list)
     for run in planned:
         owners[run.folder].append(run.label)

@@ -77,7 +77,6 @@ class MethodClaim:
 
 
 def texts_of(arms: Arms) -> list[str]:
-    """Return the names of the scored texts, which all runs share."""
     [run, *_] = next(iter(arms.values())).values()
     return list(run.losses)
 
@@ -100,7 +99,6 @@ def claims_of(part: ProtocolPart, arms: Arms) -> list[MethodClaim]:
 def _paired(
     arm: Mapping[int, MethodRun], against: Mapping[int, MethodRun]
 ) -> dict[int, tuple[MethodRun, MethodRun]]:
-    """Return the runs of two arms by the seeds that they share."""
     untrained = next(filterfalse(attrgetter("trained"), against.values()), None)
     pairs = {}
     for seed, run in arm.items():
@@ -351,12 +349,10 @@ if __name__ == "__main__":
 
 
 def _merged(of_seed: Mapping[int, MethodRun]) -> list[SpanLosses]:
-    """Return the losses of each run over all its texts."""
     return [SpanLosses.merge(run.losses.values()) for run in of_seed.values()]
 
 
 def _nll(of_runs: Iterable[SpanLosses]) -> np.ndarray:
-    """Return losses in nats, fp64 [runs, spans]."""
     return np.array(list(map(attrgetter("nll"), of_runs)))
 
 

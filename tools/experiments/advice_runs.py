@@ -101,11 +101,9 @@ class MethodRun:
         return SpanLosses.merge(self.losses.values()).mean_between(first, last)
 
     def was_asked(self, lengths: Iterable[int]) -> bool:
-        """Return whether it answered questions of all these lengths."""
         return self.keys.keys() >= set(lengths)
 
     def share_at(self, length: int) -> float:
-        """Return the right answers at a length, in % of those asked."""
         return share([self.keys[length]])
 
 

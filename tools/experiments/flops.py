@@ -118,7 +118,6 @@ def every_encoding() -> list[dict[str, Any]]:
 
 
 def encoding_parameters(config: TapeConfig) -> int:
-    """Return the parameters of the encoding, those of every layer included."""
     with torch.device("meta"):
         encoding = torch.nn.ModuleList([registry.build(config)])
         for index in range(config.num_hidden_layers):

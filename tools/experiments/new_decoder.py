@@ -46,8 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     for name, value in options.config.items():
         if name not in known:
             reason = f"is no field of {options.family}"
-            remedy = did_you_mean(name, known)
-            problems.append(Problem(f"--config {name}", value, reason, remedy))
+            problems.append(Problem(f"--config {name}", value, reason, did_you_mean(name, known)))
     raise_if_any(problems)
     fields = {"vocab_size": len(tokenizer)}
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):

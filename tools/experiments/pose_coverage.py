@@ -274,7 +274,6 @@ def draw(
 
 
 def tokens_label(tokens: float, _: object = None) -> str:
-    """Return a label of an axis of tokens: 512, 8k."""
     if tokens >= 1024:
         return f"{tokens / 1024:g}k"
     return f"{tokens:g}"

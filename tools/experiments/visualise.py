@@ -214,8 +214,7 @@ def prepare(options: argparse.Namespace) -> tuple[dict[str, FoundModel], list[in
         problems += inspected_models.check_numbers(what, vars(options)[what], models)
     if sizes and sizes[-1] != sizes[0]:
         reason = f"it has {sizes[1]}, the other {sizes[0]}"
-        remedy = "compare models of one size"
-        problems.append(Problem("--against", options.against, reason, remedy))
+        problems.append(Problem("--against", options.against, reason, "compare models of one size"))
     raise_if_any(problems)
     for what, most in (("layers", LAYERS), ("heads", HEADS)):
         # evenly spaced numbers from 1, with the first and the last

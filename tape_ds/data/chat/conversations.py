@@ -177,8 +177,7 @@ def _refused(turns: Conversation, others: Mapping[str, Any], column: str) -> tup
             continue
         if _REFUSED[key] == _SYSTEM and any(others[key] == turn["content"] for turn in turns):
             continue
-        remedy = _REFUSED[key].format(key, column)
-        return f"the column {key} is not empty, and is not read", remedy
+        return f"the column {key} is not empty, and is not read", _REFUSED[key].format(key, column)
     return None
 
 

@@ -62,9 +62,11 @@ def writer_of(
         text = select([options.text], tokenizer, split, cache_dir, bad_rows=bad_rows)
         haystack = Haystack(text.documents, tokenizer)
         if not haystack.is_readable():
-            reason = "of its text the tokenizer gives back less than half"
+            reason = (
+                "of its text the tokenizer gives back less than half: it has no tokens for the rest"
+            )
             remedy = "write text=SPEC with data that the tokenizer was made for"
-            raise UserError(source.problem(f"{reason}: it has no tokens for the rest", remedy))
+            raise UserError(source.problem(reason, remedy))
     return DocumentWriter(options, tokenizer, haystack, end)
 
 

@@ -216,7 +216,6 @@ class ArrowFolder(TokenSource):
         return None
 
     def _file_names(self) -> list[str]:
-        """Return the files that the folder's dataset consists of."""
         state = json.loads((self.path / "state.json").read_text(encoding="utf-8"))
         return [str(entry["filename"]) for entry in state["_data_files"]]
 

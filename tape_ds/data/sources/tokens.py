@@ -156,8 +156,9 @@ class TokenCorpus(TokenSource):
                 yield self.problem(reason, f"remove {written}")
                 return
         if kind is _BARE and self.width is None and kind.files(unit.path) == [unit.path]:
-            reason = f"{unit.name} has no header that is known"
-            reason += ", and nothing says how wide its ids are"
+            reason = (
+                f"{unit.name} has no header that is known, and nothing says how wide its ids are"
+            )
             remedy = f"if it holds ids alone, write {self.kind}:{self.path}#uint16&end=eos, or uint32, as they are"
             yield self.problem(reason, remedy)
             return
@@ -170,8 +171,9 @@ class TokenCorpus(TokenSource):
                 if kind is _LLM_C:
                     reason = f"{unit.name} is {kind.name}, and its first documents do not begin with its token"
                     whole = f"{self.kind}:{self._with('end=file')}"
-                    remedy = "add begin=ID, the token that each begins with"
-                    remedy += f", or read it as one: {whole}"
+                    remedy = (
+                        f"add begin=ID, the token that each begins with, or read it as one: {whole}"
+                    )
                 yield self.problem(reason, remedy)
         except _DAMAGED as error:
             yield self._unreadable(unit.name, error)

@@ -62,12 +62,11 @@ def check(entries: Sequence[Entry], field: str) -> Iterator[Problem]:
             yield Problem(field, entry, reason, remedy)
             continue
         weight = entry.get("weight")
-        # True is no number here
-        is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
         if entry.keys() != {"source", "weight"} or not isinstance(entry["source"], str):
             remedy = "write {source: SPEC, weight: NUMBER}"
             yield Problem(field, entry, "not a source with a weight", remedy)
-        elif not is_number or not 0 < weight < LARGEST:
+        # True is no number here
+        elif not isinstance(weight, int | float) or weight is True or not 0 < weight < LARGEST:
             remedy = "give a number such as 0.3; to read nothing of a source, remove it"
             yield Problem(field, entry, "its weight is not a number above 0", remedy)
     for spec, count in Counter(specs_of(entries)).items():
