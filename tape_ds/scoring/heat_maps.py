@@ -67,7 +67,7 @@ def _grid(cells: Sequence[Mapping[str, Any]]) -> tuple[pd.DataFrame, pd.DataFram
     return frame, shares, counts.fillna("-")
 
 
-def _depth_label(depth: float | None) -> str:
+def _depth_label(depth: Any) -> str:
     if pd.isna(depth):
         return "anywhere"
     return f"{100 * depth:.3g}%"
