@@ -48,7 +48,8 @@ COMMANDS = {
     "merge": merge_cost.main,
     "start": start_cost.main,
 }
-OURS = ("ours", "attend")  # prefixes of this project's implementations
+# prefixes of this project's implementations
+OURS = ("ours", "attend")
 
 
 @command
@@ -57,35 +58,22 @@ def main(argv: list[str] | None = None) -> int:
     if argv and argv[0] in COMMANDS:
         return COMMANDS[argv[0]](argv[1:])
     options = parse(argv)
-    check(options)
+    check_options(options)
     setting = Setting(torch.device(options.device), getattr(torch, options.dtype))
     if options.list:
         for name in options.groups:
-            shapes = GROUPS[name].shapes(options.device, options.toys)
-            entries = GROUPS[name].case(shapes[0], setting).entries if shapes else []
-            print(f"{name}: {GROUPS[name].about}")
-            print(
-                "\n".join(
-                    [f"  shape {shape.label}" for shape in shapes]
-                    or [f"  nothing on {options.device}"]
-                )
-            )
-            print(
-                "".join(
-                    f"  implementation {entry.encoding}: {entry.implementation}\n"
-                    for entry in entries
-                ),
-                end="",
-            )
+            print_group(name, options, setting)
         return 0
 
     origin = table.provenance(setting)
     device = "cpu" if origin["chip"] == "cpu" else origin["device"]
-    wrong = []
+    failed = []
     for name in options.groups:
-        shared = options.out.suffix == ".jsonl"
-        path = options.out if shared else options.out / f"{table.stem(name, device)}.jsonl"
+        path = options.out
+        shared = path.suffix == ".jsonl"
+        # rows of an earlier version would stay in a file of this group alone
         if not shared:
+            path = options.out / f"{table.stem(name, device)}.jsonl"
             path.unlink(missing_ok=True)
         rows = {}
         for shape in chosen_shapes(GROUPS[name], options):
@@ -97,22 +85,28 @@ def main(argv: list[str] | None = None) -> int:
         if rows:
             print(table.markdown(list(rows.values())), flush=True)
             counted = Counter(row.status for row in rows.values())
-            print(
-                f"{name}: {', '.join(f'{counted[status]} {status}' for status in (TIMED, WRONG, REFUSED))}"
-            )
-        wrong += [
-            row
-            for row in rows.values()
-            if row.status == WRONG and row.implementation.startswith(OURS)
-        ]
-    for row in wrong:
-        print(
-            f"WRONG: {row.group} {row.shape}, {row.encoding}, {row.implementation}: {row.reason}",
-            file=sys.stderr,
-        )
-    if wrong:
-        return 1
-    return 0
+            counts = [f"{counted[status]} {status}" for status in (TIMED, WRONG, REFUSED)]
+            print(f"{name}: {', '.join(counts)}")
+        for row in rows.values():
+            # what others compute wrong is theirs to mend
+            if row.status == WRONG and row.implementation.startswith(OURS):
+                failed.append(row)
+    for row in failed:
+        where = f"{row.group} {row.shape}, {row.encoding}, {row.implementation}"
+        print(f"WRONG: {where}: {row.reason}", file=sys.stderr)
+    return int(bool(failed))
+
+
+def print_group(name: str, options: argparse.Namespace, setting: Setting) -> None:
+    print(f"{name}: {GROUPS[name].about}")
+    shapes = GROUPS[name].shapes(options.device, options.toys)
+    for shape in shapes:
+        print(f"  shape {shape.label}")
+    if not shapes:
+        print(f"  nothing on {options.device}")
+        return
+    for entry in GROUPS[name].case(shapes[0], setting).entries:
+        print(f"  implementation {entry.encoding}: {entry.implementation}")
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -139,20 +133,26 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--list", action="store_true", help="print what would be run")
     options = parser.parse_args(argv)
-    options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    options.dtype = options.dtype or ("bfloat16" if options.device == "cuda" else "float32")
+    if not options.device:
+        options.device = "cuda" if torch.cuda.is_available() else "cpu"
+    if not options.dtype:
+        options.dtype = "bfloat16" if options.device == "cuda" else "float32"
     options.groups = list(dict.fromkeys(options.groups)) or list(GROUPS)
     return options
 
 
-def check(options: argparse.Namespace) -> None:
+def check_options(options: argparse.Namespace) -> None:
     folder = options.out.parent if options.out.suffix else options.out
     problems = below_one(options, "repeats") + check_folder("--out", folder)
-    named = [*(("groups", name, [*GROUPS, *COMMANDS]) for name in options.groups)]
-    named += [("device", options.device, ["cpu", "cuda"]), ("dtype", options.dtype, [*DTYPES])]
-    for field, name, names in named:
-        if name not in names:
-            problems.append(Problem(field, name, "unknown", did_you_mean(name, names)))
+    named = [
+        ("groups", options.groups, [*GROUPS, *COMMANDS]),
+        ("device", [options.device], ["cpu", "cuda"]),
+        ("dtype", [options.dtype], [*DTYPES]),
+    ]
+    for field, given, names in named:
+        for name in given:
+            if name not in names:
+                problems.append(Problem(field, name, "unknown", did_you_mean(name, names)))
     if options.device == "cuda" and not torch.cuda.is_available():
         problems.append(Problem("device", "cuda", "torch sees no CUDA device", "give cpu"))
     if os.environ.get(ENVIRONMENT):
@@ -160,29 +160,24 @@ def check(options: argparse.Namespace) -> None:
         problems.append(Problem(ENVIRONMENT, os.environ[ENVIRONMENT], wrong, "unset it"))
     if jit.INTERPRETED and options.device == "cuda":
         wrong = "Triton interprets its kernels: their times mean nothing"
-        problems.append(
-            Problem("TRITON_INTERPRET", os.environ.get("TRITON_INTERPRET"), wrong, "unset it")
-        )
+        interpreted = os.environ.get("TRITON_INTERPRET")
+        problems.append(Problem("TRITON_INTERPRET", interpreted, wrong, "unset it"))
     if options.toys and options.out.resolve() == choose.RESULTS:
         wrong = "is the folder of results, and toys give none"
         problems.append(Problem("out", str(options.out), wrong, "name another folder"))
     if not problems and not any(chosen_shapes(GROUPS[name], options) for name in options.groups):
         remedy = "see python -m benchmarks --list"
-        problems.append(
-            Problem(
-                "shapes", options.shapes, f"no shape of these groups on {options.device}", remedy
-            )
-        )
+        reason = f"no shape of these groups on {options.device}"
+        problems.append(Problem("shapes", options.shapes, reason, remedy))
     raise_if_any(problems)
 
 
 def chosen_shapes(group: Group, options: argparse.Namespace) -> list[Shape]:
-    pattern = "" if options.toys else options.shapes
-    return [
-        shape
-        for shape in group.shapes(options.device, options.toys)
-        if re.search(pattern, shape.label)
-    ]
+    shapes = group.shapes(options.device, options.toys)
+    # a toy is of no shape that a pattern names
+    if options.toys:
+        return shapes
+    return [shape for shape in shapes if re.search(options.shapes, shape.label)]
 
 
 def measure(
@@ -200,14 +195,10 @@ def measure(
     # after 8 shapes a compiled function would run uncompiled
     torch.compiler.reset()
     case = group.case(shape, setting)
-    case = case._replace(
-        entries=[
-            entry for entry in case.entries if re.search(implementations, entry.implementation)
-        ]
-    )
-    for finding in run(
-        case, setting, repeats, head_start=group.single, warm_up=min(3, repeats // 10)
-    ):
+    entries = [entry for entry in case.entries if re.search(implementations, entry.implementation)]
+    case = case._replace(entries=entries)
+    warm_up = min(3, repeats // 10)
+    for finding in run(case, setting, repeats, head_start=group.single, warm_up=warm_up):
         yield table.row_of(name, shape.label, setting, finding, origin)
 
 

@@ -12,7 +12,8 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Collection, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
+from operator import methodcaller
 from typing import Any, NamedTuple
 
 import torch
@@ -113,7 +114,7 @@ def sdpa(name: str) -> Call:
         # refuses grouped queries: a user would repeat keys and values
         if group > 1 and name == "efficient":
             k = k.repeat_interleave(group, 1)
-            values = tuple(value.repeat_interleave(group, 1) for value in values)
+            values = tuple(map(methodcaller("repeat_interleave", group, 1), values))
             group = 1
         causal = q.shape[2] > 1
         grouped = group > 1
@@ -133,6 +134,7 @@ def attend(backend: str, lengths: Sequence[int] | None = None) -> Call:
     def layout(sequences: int, device: torch.device) -> DocumentLayout | None:
         if lengths is None:
             return None
+        # flash-attn counts over all sequences of a batch
         borders = torch.tensor(
             [0, *accumulate((*lengths,) * sequences)], dtype=torch.int32, device=device
         )
@@ -154,25 +156,30 @@ def _refuse_large_matrices(q: Tensor, k: Tensor, whole: bool) -> None:
 def implementations(shape: Shape, device: torch.device) -> list[Implementation]:
     lengths = lengths_of(shape)
     on_cpu = device.type == "cpu"
-    first = ("auto", "sdpa", "reference") if on_cpu else USUAL
-    last = () if on_cpu else tuple(name for name in attention.available() if name not in USUAL)
+    first: Sequence[str] = USUAL
+    last = [name for name in attention.available() if name not in USUAL]
+    # the kernels need a GPU
+    if on_cpu:
+        first = ("auto", "sdpa", "reference")
+        last = []
     ours = []
     for name in (*first, *last):
         make = functools.partial(attend, name, lengths)
-        ours += [
-            Implementation(encoding, f"attend {name}", make) for encoding in (BASELINE, "tape")
-        ]
+        for encoding in (BASELINE, "tape"):
+            ours.append(Implementation(encoding, f"attend {name}", make))
     by_torch = []
     kinds: Collection[str] = SDPA
     if lengths is not None:
-        kinds = ()  # torch's own takes no documents
+        # torch's own takes no documents
+        kinds = ()
     elif on_cpu:
         kinds = ("flash", "math")
     for name in kinds:
         make = functools.partial(sdpa, name)
         by_torch.append(Implementation(BASELINE, f"sdpa {name}", make))
         by_torch.append(Implementation("tape", f"two calls, sdpa {name}", make))
-        if name != "flash":  # takes a single width
+        # takes a single width
+        if name != "flash":
             by_torch.append(Implementation("tape", f"one call, sdpa {name}", make, joined=True))
     return ours[: 2 * len(first)] + by_torch + ours[2 * len(first) :]
 
@@ -181,7 +188,8 @@ def case(
     shape: Shape, setting: Setting, compared: Sequence[Implementation] | None = None
 ) -> BenchmarkCase:
     """Return the implementations, by default all :func:`implementations`, with their truth."""
-    compared = implementations(shape, setting.device) if compared is None else compared
+    if compared is None:
+        compared = implementations(shape, setting.device)
     inputs = draw(shape, setting)
     # leaves, of all implementations with the same pieces
     shared: dict[tuple[str, bool], tuple[Tensor, ...]] = {}
@@ -215,14 +223,14 @@ def case(
 
         return Runner(forward, backward, outcome, bytes_of(leaves))
 
-    entries = [
-        CaseEntry(each.name, each.encoding, functools.partial(build, each)) for each in compared
-    ]
+    entries = []
+    for implementation in compared:
+        make = functools.partial(build, implementation)
+        entries.append(CaseEntry(implementation.name, implementation.encoding, make))
     lengths = lengths_of(shape) or (shape.tokens,)
-    truth = {
-        name: functools.partial(attention_truth, inputs, name, lengths)
-        for name in (BASELINE, "tape")
-    }
+    truth = {}
+    for encoding in (BASELINE, "tape"):
+        truth[encoding] = functools.partial(attention_truth, inputs, encoding, lengths)
     return BenchmarkCase(entries, truth)
 
 
@@ -238,7 +246,7 @@ def draw(shape: Shape, setting: Setting) -> AttentionInputs:
 
 def attention_truth(inputs: AttentionInputs, encoding: str, lengths: Sequence[int]) -> Truth:
     """Compute the truth by plain matrices in fp64, and the error of the same in the inputs' precision."""
-    exact = _by_heads(AttentionInputs(*(x.double() for x in inputs)), encoding, lengths)
+    exact = _by_heads(AttentionInputs(*map(Tensor.double, inputs)), encoding, lengths)
     return expected_from(exact, _by_heads(inputs, encoding, lengths), inputs.q.dtype)
 
 
@@ -246,21 +254,24 @@ def _by_heads(inputs: AttentionInputs, encoding: str, lengths: Sequence[int]) ->
     """Compute plain attention, whose matrix is whole, for one document, head and sequence at a time."""
     batch, heads = inputs.q.shape[:2]
     group = heads // inputs.k.shape[1]
-    v = inputs.v if encoding == BASELINE else torch.cat((inputs.v, inputs.e), dim=-1)
-    returned = inputs.dv if encoding == BASELINE else torch.cat((inputs.dv, inputs.de), dim=-1)
-    whole = {"out": torch.empty_like(returned)}
-    whole |= {
-        name: torch.zeros_like(x) for name, x in (("dq", inputs.q), ("dk", inputs.k), ("dv", v))
+    v = inputs.v
+    returned = inputs.dv
+    # TAPE attends to the values and to the position states with the same weights
+    if encoding != BASELINE:
+        v = torch.cat((inputs.v, inputs.e), dim=-1)
+        returned = torch.cat((inputs.dv, inputs.de), dim=-1)
+    whole = {
+        "out": torch.empty_like(returned),
+        "dq": torch.zeros_like(inputs.q),
+        "dk": torch.zeros_like(inputs.k),
+        "dv": torch.zeros_like(v),
     }
-    documents = [
-        slice(end - length, end) for end, length in zip(accumulate(lengths), lengths, strict=True)
-    ]
+    documents = list(itertools.starmap(slice, pairwise([0, *accumulate(lengths)])))
     for row, head, document in itertools.product(range(batch), range(heads), documents):
         mine = (slice(row, row + 1), slice(head, head + 1), document)
         shared = (mine[0], slice(head // group, head // group + 1), document)
-        leaves = [
-            x.detach().requires_grad_() for x in (inputs.q[mine], inputs.k[shared], v[shared])
-        ]
+        parts = (inputs.q[mine], inputs.k[shared], v[shared])
+        leaves = [x.detach().requires_grad_() for x in parts]
         out = plain_attention(*leaves)
         whole["out"][mine] = out.detach()
         dq, dk, dv = torch.autograd.grad(out, leaves, returned[mine])
@@ -282,7 +293,8 @@ def decode(shape: Shape, setting: Setting) -> BenchmarkCase:
         return torch.randn(size, generator=generator, device=setting.device).to(setting.dtype)
 
     q = draw(shape.heads, 1, shape.width)
-    k, wide = (draw(shape.groups, shape.keys, width) for width in (shape.width, 2 * shape.width))
+    k = draw(shape.groups, shape.keys, shape.width)
+    wide = draw(shape.groups, shape.keys, 2 * shape.width)
     values = {BASELINE: wide[..., : shape.width].contiguous(), "tape": wide}
     inputs = {encoding: {"q": q, "k": k, "v": value} for encoding, value in values.items()}
 
@@ -296,17 +308,14 @@ def decode(shape: Shape, setting: Setting) -> BenchmarkCase:
 
         return operation(call, inputs[encoding])
 
-    entries = [
-        CaseEntry(
-            f"attend {backend}" if backend else "plain matrices",
-            name,
-            functools.partial(build, name, backend),
-        )
-        for backend in (None, *DECODING[setting.device.type])
-        for name in inputs
-    ]
-    truth = {
-        name: functools.partial(truth_of, plain_attention, own, setting.dtype)
-        for name, own in inputs.items()
-    }
+    names = {None: "plain matrices"}
+    for backend in DECODING[setting.device.type]:
+        names[backend] = f"attend {backend}"
+    entries = []
+    for backend, encoding in itertools.product(names, inputs):
+        make = functools.partial(build, encoding, backend)
+        entries.append(CaseEntry(names[backend], encoding, make))
+    truth = {}
+    for encoding, of_encoding in inputs.items():
+        truth[encoding] = functools.partial(truth_of, plain_attention, of_encoding, setting.dtype)
     return BenchmarkCase(entries, truth)

@@ -26,11 +26,13 @@ from benchmarks.measure import (
     summarise,
 )
 
-BASELINE = "rope"  # the encoding that the others' times are divided by
+# the encoding that the others' times are divided by
+BASELINE = "rope"
 TIMED = "timed"
 WRONG = "wrong"
 REFUSED = "refused"
-FIRST = 3  # samples of an implementation before all are timed in turn
+# samples of an implementation before all are timed in turn
+FIRST = 3
 STRETCHES = 16
 FACTOR = 2.0
 # Relative error that is always allowed: plain PyTorch is exact by luck at times
@@ -93,16 +95,18 @@ def error_of(x: Tensor, expected: Tensor) -> float:
     x = x.detach().to(expected.dtype)
     if not bool(torch.isfinite(x).all()):
         return float("inf")
-    by_tokens = x.ndim > 2 and x.shape[-2] >= STRETCHES
-    pieces = (
-        zip(x.chunk(STRETCHES, -2), expected.chunk(STRETCHES, -2), strict=True)
-        if by_tokens
-        else [(x, expected)]
-    )
-    least = 1e-3 * float(expected.norm()) / (STRETCHES**0.5)
-    return max(
-        float((mine - true).norm()) / max(float(true.norm()), least, 1e-30) for mine, true in pieces
-    )
+    mine: Sequence[Tensor] = [x]
+    true: Sequence[Tensor] = [expected]
+    if x.ndim > 2 and x.shape[-2] >= STRETCHES:
+        mine = x.chunk(STRETCHES, -2)
+        true = expected.chunk(STRETCHES, -2)
+    # a stretch that is nearly 0 is measured by the whole
+    least = max(1e-3 * float(expected.norm()) / (STRETCHES**0.5), 1e-30)
+    errors = []
+    for piece, expected_piece in zip(mine, true, strict=True):
+        size = max(float(expected_piece.norm()), least)
+        errors.append(float((piece - expected_piece).norm()) / size)
+    return max(errors)
 
 
 def expected_from(
@@ -110,10 +114,11 @@ def expected_from(
 ) -> Truth:
     """Return the truth; a result may be twice as far from it as plain PyTorch in the same precision."""
     assert exact.keys() == plain.keys()
-    return {
-        name: Expected(value, max(FACTOR * error_of(plain[name], value), FLOOR[dtype]))
-        for name, value in exact.items()
-    }
+    truth = {}
+    for name, value in exact.items():
+        allowed = max(FACTOR * error_of(plain[name], value), FLOOR[dtype])
+        truth[name] = Expected(value, allowed)
+    return truth
 
 
 def operation(
@@ -130,9 +135,11 @@ def operation(
 
     def outcome() -> dict[str, Tensor]:
         out = forward()
-        return {"out": out.detach()} | (
-            dict(zip(leaves, backward(out), strict=True)) if leaves else {}
-        )
+        results = {"out": out.detach()}
+        # a decoding step has no gradients
+        if leaves:
+            results |= zip(leaves, backward(out), strict=True)
+        return results
 
     return Runner(forward, backward if leaves else None, outcome, bytes_of(list(inputs.values())))
 
@@ -144,18 +151,15 @@ def truth_of(
     returned: Tensor | None = None,
 ) -> Truth:
     """Return the truth of an :func:`operation`: its plain formula in fp64, with the error of the same in ``dtype``."""
-    exact, plain = (
-        operation(
-            formula,
-            {
-                name: x.detach().to(each).requires_grad_(x.requires_grad)
-                for name, x in inputs.items()
-            },
-            None if returned is None else returned.to(each),
-        ).outcome()
-        for each in (torch.float64, dtype)
-    )
-    return expected_from(exact, plain, dtype)
+
+    def outcome(precision: torch.dtype) -> dict[str, Tensor]:
+        leaves = {}
+        for name, x in inputs.items():
+            leaves[name] = x.detach().to(precision).requires_grad_(x.requires_grad)
+        gradient = None if returned is None else returned.to(precision)
+        return operation(formula, leaves, gradient).outcome()
+
+    return expected_from(outcome(torch.float64), outcome(dtype), dtype)
 
 
 def fused_operation(
@@ -168,18 +172,17 @@ def fused_operation(
     """Compare our operation with its plain formula, eager and compiled; ``inputs`` by encoding."""
 
     def build(encoding: str, name: str) -> Runner:
-        call = torch.compile(formula, dynamic=False) if name == "compiled" else formula
-        return operation(ours if name == "ours" else call, inputs[encoding], returned)
+        call = {"ours": ours, "eager": formula}.get(name)
+        if call is None:
+            call = torch.compile(formula, dynamic=False)
+        return operation(call, inputs[encoding], returned)
 
-    entries = [
-        CaseEntry(name, encoding, functools.partial(build, encoding, name))
-        for encoding in inputs
-        for name in ("ours", "eager", "compiled")
-    ]
-    truth = {
-        name: functools.partial(truth_of, formula, own, dtype, returned)
-        for name, own in inputs.items()
-    }
+    entries = []
+    truth = {}
+    for encoding, of_encoding in inputs.items():
+        truth[encoding] = functools.partial(truth_of, formula, of_encoding, dtype, returned)
+        for name in ("ours", "eager", "compiled"):
+            entries.append(CaseEntry(name, encoding, functools.partial(build, encoding, name)))
     return BenchmarkCase(entries, truth)
 
 
@@ -205,11 +208,8 @@ def run(
         if runner is not None:
             try:
                 finding = finding._replace(peak_bytes=peak_bytes(runner, setting.device))
-                finding = _timed(
-                    finding,
-                    runner,
-                    interleaved({key: runner}, min(FIRST, repeats), take, warm_up)[key],
-                )
+                samples = interleaved({key: runner}, min(FIRST, repeats), take, warm_up)[key]
+                finding = _timed(finding, runner, samples)
                 runners[key] = runner
             except (RuntimeError, MemoryError) as error:
                 # out of memory: the check may have run on fewer tokens
@@ -226,15 +226,12 @@ def run(
 
 
 def _timed(finding: Finding, runner: Runner, samples: Sequence[TimedSample]) -> Finding:
-    parts = {"total": [sample.forward + sample.backward for sample in samples]}
+    times = {"total": summarise([sample.forward + sample.backward for sample in samples])}
+    # of a forward alone the total is all that is known
     if runner.backward is not None:
-        parts |= {
-            "forward": [sample.forward for sample in samples],
-            "backward": [each.backward for each in samples],
-        }
-    return finding._replace(
-        times={part: summarise(values) for part, values in parts.items()}, repeats=len(samples)
-    )
+        times["forward"] = summarise([sample.forward for sample in samples])
+        times["backward"] = summarise([sample.backward for sample in samples])
+    return finding._replace(times=times, repeats=len(samples))
 
 
 def _check(entry: CaseEntry, truth: Truth, setting: Setting) -> tuple[Finding, Runner | None]:
@@ -243,7 +240,8 @@ def _check(entry: CaseEntry, truth: Truth, setting: Setting) -> tuple[Finding, R
         try:
             runner = entry.build()
             outcome = runner.outcome()
-        except Exception as error:  # a library may raise anything
+        except Exception as error:
+            # a library may raise anything
             _free_memory(setting.device)
             reason = _reason(error, [str(warning.message) for warning in warned])
             return Finding(entry.implementation, entry.encoding, REFUSED, reason), None
@@ -266,7 +264,11 @@ def _free_memory(device: torch.device) -> None:
 
 def _reason(error: Exception, warned: list[str]) -> str:
     """Return the library's message: torch warns why none of its kernels fits."""
-    lines = [line for text in [str(error), *warned] for line in text.strip().splitlines()[:1]]
-    lines = [" ".join(re.sub(r"\(Triggered internally[^)]*\)", "", line).split()) for line in lines]
-    whole = "; ".join(dict.fromkeys(line for line in lines if line)) or repr(error)
+    reasons: dict[str, None] = {}
+    for text in [str(error), *warned]:
+        first_line = text.strip().partition("\n")[0]
+        # where in torch's sources it was raised says nothing to a reader
+        plain = re.sub(r"\(Triggered internally[^)]*\)", "", first_line)
+        reasons[" ".join(plain.split())] = None
+    whole = "; ".join(filter(None, reasons)) or repr(error)
     return f"{type(error).__name__}: {whole}"[:300]

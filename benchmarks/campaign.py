@@ -42,8 +42,10 @@ WHEELS += ["datasets", "dill", "multiprocess", "xxhash", "gguf"]
 WORK = ROOT / ".cache"
 # seconds at the end of a stage's limit in which it may stop by itself, and print where it was
 GRACE = 3
-REHEARSAL = 4  # factor of all limits in a rehearsal
-LOGGED = 1 << 20  # bytes that are kept of a log: its end
+# factor of all limits in a rehearsal
+REHEARSAL = 4
+# bytes that are kept of a log: its end
+LOGGED = 1 << 20
 DONE = "done"
 FAILED = "failed"
 LATE = "late"
@@ -69,8 +71,10 @@ _KERNELS = "--clock-control none --set full --kernel-name 'regex:^(forward|value
 _TESTS = "-m pytest -v -n auto --tb=short -rf -m 'not slow' -p no:cacheprovider -o faulthandler_timeout=40"
 _GPU_TESTS = f"{_TESTS.replace('not slow', 'gpu')} --ignore=tests/kernels"
 _TESTED = [
-    f"tests/kernels/test_{name}.py"
-    for name in ("tape_attention", "position_mix", "rotate", "decode_attention")
+    "tests/kernels/test_tape_attention.py",
+    "tests/kernels/test_position_mix.py",
+    "tests/kernels/test_rotate.py",
+    "tests/kernels/test_decode_attention.py",
 ]
 STAGES = (
     Stage(1, "machine", 20, "-m benchmarks.machine --device {device} --out {rows}"),
@@ -125,9 +129,8 @@ def collect(argv: Sequence[str]) -> int:
     ]
     # a package that is only source is built, without its compiled parts
     if subprocess.run(pip, env=os.environ | {"DS_BUILD_OPS": "0"}).returncode != 0:
-        raise UserError(
-            Problem("wheels", " ".join(names), "pip could not get them", "see pip's messages")
-        )
+        reason = "pip could not get them"
+        raise UserError(Problem("wheels", " ".join(names), reason, "see pip's messages"))
     print(f"{options.out}: {len(list(options.out.glob('*.whl')))} wheels")
     return 0
 
@@ -157,21 +160,17 @@ def main(argv: Sequence[str]) -> int:
         remedy = "name an existing one, or leave it out"
         problems.append(Problem("carried", str(options.carried), "no such folder", remedy))
     if not options.rehearse and not torch.cuda.is_available():
-        problems.append(
-            Problem(
-                "rehearse", False, "torch sees no CUDA device", "give --rehearse to try the stages"
-            )
-        )
+        remedy = "give --rehearse to try the stages"
+        problems.append(Problem("rehearse", False, "torch sees no CUDA device", remedy))
     raise_if_any(problems)
 
     # a stage must not outlive it
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    ends: list[str] = []
     try:
-        ends = [
-            end
-            for number in ([options.part] if options.part else PARTS)
-            for end in Part(number, options).run()
-        ]
+        for number in PARTS:
+            if options.part in (None, number):
+                ends += Part(number, options).run()
     finally:
         signal.signal(signal.SIGTERM, before)
     if {FAILED, LATE} & set(ends):
@@ -181,9 +180,14 @@ def main(argv: Sequence[str]) -> int:
 
 class Part:
     def __init__(self, number: int, options: argparse.Namespace):
-        self.number, self.rehearse, self.out = number, options.rehearse, options.out.resolve()
-        self.slower = REHEARSAL if self.rehearse else 1
-        self.work = WORK / ("rehearsal" if self.rehearse else "campaign")
+        self.number = number
+        self.rehearse = options.rehearse
+        self.out = options.out.resolve()
+        self.slower = 1
+        self.work = WORK / "campaign"
+        if self.rehearse:
+            self.slower = REHEARSAL
+            self.work = WORK / "rehearsal"
         self.rows = self.out / f"campaign_{number}.jsonl"
         self.logs = self.work / f"logs_{number}"
         self.site = self.work / "site"
@@ -192,9 +196,9 @@ class Part:
             shutil.rmtree(former, ignore_errors=True)
         for folder in (self.out, self.logs):
             folder.mkdir(parents=True, exist_ok=True)
-        wheels = (
-            sorted(map(str, options.carried.glob("*.whl"))) if options.carried is not None else []
-        )
+        wheels: list[str] = []
+        if options.carried is not None:
+            wheels = sorted(map(str, options.carried.glob("*.whl")))
         if wheels:
             pip = [
                 "pip",
@@ -261,7 +265,8 @@ class Part:
         log = self.logs / f"{stage.name.replace(' ', '_')}.log"
         late = False
         with open(log, "wb") as file:
-            try:  # in a new session, so that all its children can be ended together
+            # in a new session, so that all its children can be ended together
+            try:
                 process = subprocess.Popen(
                     self.command(stage),
                     cwd=ROOT,
@@ -279,7 +284,8 @@ class Part:
             os.killpg(process.pid, signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE)
-        finally:  # its children too: a launcher's workers hold the GPU's memory
+        finally:
+            # its children too: a launcher's workers hold the GPU's memory
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
@@ -292,16 +298,17 @@ class Part:
         return (FAILED, f"exit code {code}; {last}")
 
     def command(self, stage: Stage) -> list[str]:
-        words = stage.toy if self.rehearse and stage.toy is not None else stage.words
-        filled_in = {
-            name: shlex.quote(str(path))
-            for name, path in (("rows", self.rows), ("work", self.work))
-        }
-        filled_in["device"], filled_in["toys"] = (
-            ("cpu", "--toys") if self.rehearse else ("cuda", "")
-        )
-        words = f"python {words}" if words.startswith("-") else words
-        return [
-            sys.executable if word == "python" else word
-            for word in shlex.split(words.format(**filled_in))
-        ]
+        text = stage.words
+        device = "cuda"
+        toys = ""
+        if self.rehearse:
+            text = stage.toy or stage.words
+            device = "cpu"
+            toys = "--toys"
+        if text.startswith("-"):
+            text = f"python {text}"
+        # folders may have blanks in their names
+        rows = shlex.quote(str(self.rows))
+        work = shlex.quote(str(self.work))
+        words = shlex.split(text.format(rows=rows, work=work, device=device, toys=toys))
+        return [sys.executable if word == "python" else word for word in words]

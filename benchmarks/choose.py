@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from benchmarks import table
 from benchmarks.benchmark_case import BASELINE, TIMED
-from benchmarks.shapes import read as read_shape
+from benchmarks.shapes import read_shape
 from tape_ds import attention, storage
 from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError
@@ -28,7 +28,8 @@ from tape_ds.installation import ROOT
 RESULTS = ROOT / "benchmarks" / "results"
 TABLE = ROOT / "tape_ds" / "attention" / "table.json"
 PREFIX = "attend "
-GROUPS = ("attention", "decode")  # those that ``auto`` learns from
+# those that ``auto`` learns from
+GROUPS = ("attention", "decode")
 # a measured length holds for lengths from half of it to twice it
 SPAN = 2
 # a step of decoding of one token holds for as many as the decoding kernel takes
@@ -62,28 +63,32 @@ def main(argv: list[str]) -> int:
         taken: dict[str, list[table.BenchmarkRow]] = defaultdict(list)
         for path in sorted(options.results.glob("*.jsonl")):
             for row in table.read(path):
-                taken[table.stem(row.group, "cpu" if row.chip == "cpu" else row.device)].append(row)
+                # of every CPU one table, of each GPU its own
+                device = "cpu" if row.chip == "cpu" else row.device
+                taken[table.stem(row.group, device)].append(row)
         for name, rows in taken.items():
             path = options.stored / f"{name}.jsonl"
-            storage.write_text(
-                path, "".join(json.dumps(dataclasses.asdict(row)) + "\n" for row in rows)
-            )
+            lines = [json.dumps(dataclasses.asdict(row)) for row in rows]
+            storage.write_text(path, "\n".join([*lines, ""]))
             storage.write_text(path.with_suffix(".md"), table.markdown(table.read(path)))
-    stored = {path.name: table.read(path) for path in sorted(options.stored.glob("*.jsonl"))}
-    stored = {name: rows for name, rows in stored.items() if rows and rows[0].group in GROUPS}
+    stored = {}
+    for path in sorted(options.stored.glob("*.jsonl")):
+        rows = table.read(path)
+        if rows and rows[0].group in GROUPS:
+            stored[path.name] = rows
     if not stored:
+        reason = f"no rows of {' or '.join(GROUPS)}"
         remedy = "run python -m benchmarks attention decode first"
-        raise UserError(
-            Problem("results", str(options.results), f"no rows of {' or '.join(GROUPS)}", remedy)
-        )
-    chosen = choose(stored)
-    lines = [json.dumps(row) for row in chosen]
-    storage.write_text(options.table, "[\n  " + ",\n  ".join(lines) + "\n]\n" if lines else "[]\n")
-    print(
-        "\n".join(
-            [*lines, f"{len(lines)} rows from {', '.join(stored)} written to {options.table}"]
-        )
-    )
+        raise UserError(Problem("results", str(options.results), reason, remedy))
+    lines = list(map(json.dumps, choose(stored)))
+    text = "[]\n"
+    if lines:
+        # a row a line, so that a change shows which
+        text = "[\n  " + ",\n  ".join(lines) + "\n]\n"
+    storage.write_text(options.table, text)
+    for line in lines:
+        print(line)
+    print(f"{len(lines)} rows from {', '.join(stored)} written to {options.table}")
     return 0
 
 
@@ -115,14 +120,19 @@ def choose(stored: Mapping[str, Iterable[table.BenchmarkRow]]) -> list[dict[str,
     previous: tuple[ShapeKind, int] | None = None
     for kind, tokens in sorted(sources):
         shapes = list(measured[kind, tokens].values())
-        mean_log = {
-            name: sum(math.log(times[name]) for times in shapes)
-            for name in attention.available()
-            if all(name in times for times in shapes)
-        }
+        # the product of the times, in logarithms; of backends that every shape was measured with
+        mean_log = {}
+        for name in attention.available():
+            times = [of_shape[name] for of_shape in shapes if name in of_shape]
+            if len(times) == len(shapes):
+                mean_log[name] = sum(map(math.log, times))
         if not mean_log:
             continue
-        least, most = (1, DECODED) if tokens == 1 else (tokens // SPAN, tokens * SPAN)
+        least = tokens // SPAN
+        most = tokens * SPAN
+        if tokens == 1:
+            least = 1
+            most = DECODED
         # spans do not overlap, nor reach another measured length
         if previous is not None and previous[0] == kind:
             least = max(least, previous[1] + 1)

@@ -31,11 +31,11 @@ def main() -> int:
     options = parser.parse_args()
     device = torch.device(options.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         **table.provenance(Setting(device, dtype)),
         "hardware": results.hardware(),
     }
-    found["compiler"] = jit.no_compiler() or "found, with Python.h"
+    facts["compiler"] = jit.no_compiler() or "found, with Python.h"
     failed = list(filter(None, [jit.no_compiler()]))
 
     def sum_over_one_rank() -> None:
@@ -60,13 +60,13 @@ def main() -> int:
         began = time.perf_counter()
         try:
             check()
-            found[name] = time.perf_counter() - began
+            facts[name] = time.perf_counter() - began
         except Exception as error:
             # any error is part of the record, and the other checks still run
             failed.append(f"{name}: {type(error).__name__}: {str(error)[:300]}")
-    table.append({"machine": found, "failed": failed}, options.out)
-    print("\n".join(f"{name}: {value}" for name, value in found.items()))
-    print("; ".join(failed) or f"{found['device']}: complete")
+    table.append({"machine": facts, "failed": failed}, options.out)
+    print("\n".join(f"{name}: {value}" for name, value in facts.items()))
+    print("; ".join(failed) or f"{facts['device']}: complete")
     if failed:
         return 1
     return 0

@@ -6,6 +6,7 @@ does not include its launches. Whole models are timed without that head start. O
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +15,8 @@ from torch import Tensor
 
 # more than the second-level cache of any GPU at hand (H100: 50 MB, B200: 126 MB)
 FLUSHED_BYTES = 256 << 20
-HEAD_START_CYCLES = 2_000_000  # about a millisecond
+# about a millisecond
+HEAD_START_CYCLES = 2_000_000
 
 
 class Runner(NamedTuple):
@@ -65,6 +67,7 @@ def clock(device: torch.device, head_start: bool) -> Callable[[Runner], TimedSam
 
     def on_gpu(runner: Runner) -> TimedSample:
         began, turned, ended = (torch.cuda.Event(enable_timing=True) for _ in range(3))
+        # nothing of the last sample is left in the cache
         flushed.zero_()
         if head_start:
             torch.cuda._sleep(HEAD_START_CYCLES)
@@ -87,7 +90,7 @@ def interleaved(
     for runner in runners.values():
         for _ in range(warm_up):
             take(runner)
-    samples: dict[str, list[TimedSample]] = {name: [] for name in runners}
+    samples: defaultdict[str, list[TimedSample]] = defaultdict(list)
     for _ in range(repeats):
         for name, runner in runners.items():
             samples[name].append(take(runner))

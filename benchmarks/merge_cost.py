@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +30,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from benchmarks.choose import RESULTS
-from benchmarks.stored_page import write_page
+from benchmarks.stored_page import versions_of, write_page
 from tape_ds import results
 from tape_ds.arguments import Parser, below_one
 from tape_ds.checkpoint import trained
@@ -171,7 +172,8 @@ def commands(folder: Path) -> dict[str, list[Any]]:
 
 def timed(command: Sequence[Any], root: Path, folder: Path) -> dict[str, float]:
     """Run a command of the checkout ``root`` in a folder; return CPU seconds, user and system, and peak bytes."""
-    shutil.rmtree(folder, ignore_errors=True)  # of the last time
+    # of the last time
+    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     environment = {
         **os.environ,
@@ -269,26 +271,21 @@ def page(stored: results.Result) -> str:
     rows = []
     for name, versions in figures["rows"].items():
         for version, runs in versions.items():
-            seconds = statistics.median(each["seconds"] for each in runs)
-            peak = max(each["bytes"] for each in runs)
+            seconds = statistics.median(map(itemgetter("seconds"), runs))
+            peak = max(map(itemgetter("bytes"), runs))
             row = [name, version, f"{seconds:.1f}", f"{peak / 2**30:.2f}"]
-            deep = None
-            if version == OURS:
-                deep = figures["four_times_the_layers"].get(name)
-            row += (
-                ["", ""]
-                if deep is None
-                else [f"{deep['seconds']:.1f}", f"{deep['bytes'] / 2**30:.2f}"]
-            )
-            rows.append(row)
+            deep = figures["four_times_the_layers"].get(name)
+            # the earlier version was measured with the first model alone
+            if version == OURS and deep is not None:
+                rows.append([*row, f"{deep['seconds']:.1f}", f"{deep['bytes'] / 2**30:.2f}"])
+            else:
+                rows.append([*row, "", ""])
     columns = ["command", "by", "CPU seconds", "peak GiB", "4 x layers: CPU seconds", "peak GiB"]
     compared = []
     for name, each in figures["differing"].items():
         text = f"`{name}`: {each['differing']:,} of {each['numbers']:,} numbers differ from the earlier version's"
         compared.append(f"{text}, by {each['largest']} units of the last place at most.")
-    versions = ", ".join(
-        f"{name} {stored.versions[name]}" for name in ("python", "torch", "transformers", "peft")
-    )
+    versions = versions_of(stored, "python", "torch", "transformers", "peft")
     lines = [
         "# Merging, exporting and loading a LoRA",
         f"A Llama of {config['layers']} layers, {config['width']:,} columns and {config['rows']:,} tokens, "

@@ -8,9 +8,9 @@ Shape letters: B batch, T tokens.
 
 import functools
 from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -85,10 +85,9 @@ def build(shape: Shape, encoding: str, backend: str, setting: Setting) -> TapeFo
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if ".position." in name:
+                drawn = torch.randn(weight.shape, generator=generator, device=setting.device)
                 # 0.05 makes the state of 32 layers overflow
-                weight.copy_(
-                    0.02 * torch.randn(weight.shape, generator=generator, device=setting.device)
-                )
+                weight.copy_(0.02 * drawn)
     return model.to(setting.dtype).train()
 
 
@@ -97,9 +96,8 @@ def by_backend(model: TapeForCausalLM, backend: str, dtype: torch.dtype) -> Tape
     config = type(model.config).from_dict(model.config.to_dict() | {"attention_backend": backend})
     with torch.device("meta"):
         other = type(model)(config)
-    other.load_state_dict(
-        {name: weight.to(dtype) for name, weight in model.state_dict().items()}, assign=True
-    )
+    converted = {name: weight.to(dtype) for name, weight in model.state_dict().items()}
+    other.load_state_dict(converted, assign=True)
     for name, weight in other.named_parameters():
         weight.requires_grad_(model.get_parameter(name).requires_grad)
     return other.train()
@@ -115,17 +113,17 @@ def packing(shape: Shape, device: torch.device, few: bool = False) -> dict[str, 
     """Return the model's arguments for packed sequences, or for the tokens that are checked; none for plain texts."""
     if not shape.documents:
         return {}
-    sequences, tokens = (
-        (1, min(CHECKED_TOKENS, shape.tokens)) if few else (shape.batch, shape.tokens)
-    )
-    ends = sorted(
-        {min(end, tokens) for end in accumulate(document_lengths(shape.tokens, shape.documents))}
-    )
-    longest = max(end - start for start, end in pairwise((0, *ends)))
-    starts = range(0, sequences * tokens, tokens)
-    borders = torch.tensor(
-        [0, *(start + end for start in starts for end in ends)], dtype=torch.int32
-    )
+    sequences = shape.batch
+    tokens = shape.tokens
+    if few:
+        sequences = 1
+        tokens = min(CHECKED_TOKENS, tokens)
+    ends = np.cumsum(document_lengths(shape.tokens, shape.documents))
+    # documents after the checked tokens are left out, one that crosses their end is cut there
+    ends = np.unique(ends.clip(max=tokens))
+    longest = int(np.diff(ends, prepend=0).max())
+    starts = np.arange(sequences) * tokens
+    borders = torch.tensor([0, *np.add.outer(starts, ends).flat], dtype=torch.int32)
     return {"cu_seq_lens_q": borders.to(device), "max_length_q": longest}
 
 
@@ -136,14 +134,14 @@ def compared(
     encodings: Sequence[str] = ENCODINGS,
 ) -> BenchmarkCase:
     """Return every encoding by every attention backend: ``build(encoding, backend)`` against ``truth(encoding)``."""
-    entries = [
-        CaseEntry(f"attend {backend}", encoding, functools.partial(build, encoding, backend))
-        for encoding in encodings
-        for backend in backends
-    ]
-    return BenchmarkCase(
-        entries, {encoding: functools.partial(truth, encoding) for encoding in encodings}
-    )
+    entries = []
+    truths = {}
+    for encoding in encodings:
+        truths[encoding] = functools.partial(truth, encoding)
+        for backend in backends:
+            make = functools.partial(build, encoding, backend)
+            entries.append(CaseEntry(f"attend {backend}", encoding, make))
+    return BenchmarkCase(entries, truths)
 
 
 def training(
@@ -159,9 +157,8 @@ def training(
 
 def truth(model: TapeForCausalLM, shape: Shape, exact: torch.dtype = torch.float64) -> Truth:
     """Compute the truth by the ``reference`` attention in a wider precision, and its error in the model's own."""
-    wide, plain = (
-        checked(by_backend(model, "reference", dtype), shape) for dtype in (exact, model.dtype)
-    )
+    wide = checked(by_backend(model, "reference", exact), shape)
+    plain = checked(by_backend(model, "reference", model.dtype), shape)
     return expected_from(wide, plain, model.dtype)
 
 

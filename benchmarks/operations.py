@@ -36,11 +36,16 @@ class Draw:
 
 def rotate_as_llama(x_BHTK: Tensor, start_B1TK: Tensor, state_BGTK: Tensor | None = None) -> Tensor:
     """Rotate with cosines and sines K wide each, in the precision of ``x``."""
-    e_BGTK = start_B1TK if state_BGTK is None else start_B1TK + state_BGTK
+    e_BGTK = start_B1TK
+    if state_BGTK is not None:
+        e_BGTK = start_B1TK + state_BGTK
     e_BGTK = e_BGTK.to(x_BHTK.dtype)
     if e_BGTK.shape[1] not in (1, x_BHTK.shape[1]):
         e_BGTK = e_BGTK.repeat_interleave(x_BHTK.shape[1] // e_BGTK.shape[1], dim=1)
-    cos, sin = (torch.cat((half, half), dim=-1) for half in e_BGTK.chunk(2, dim=-1))
+    cos, sin = e_BGTK.chunk(2, dim=-1)
+    # transformers' order: column j and j + K / 2 are a pair
+    cos = torch.cat((cos, cos), dim=-1)
+    sin = torch.cat((sin, sin), dim=-1)
     real, imaginary = x_BHTK.chunk(2, dim=-1)
     return x_BHTK * cos + torch.cat((-imaginary, real), dim=-1) * sin
 

@@ -9,15 +9,17 @@ machine disturbs less than wall time.
 """
 
 import logging
+import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.choose import RESULTS
-from benchmarks.stored_page import write_page
+from benchmarks.stored_page import versions_of, write_page
 from tape_ds import results
 from tape_ds.arguments import Parser, add_model, below_one, length
 from tape_ds.errors import Problem, UserError, check_folder, raise_if_any
@@ -50,8 +52,8 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     raise_if_any(below_one(options, "questions") + check_folder("--out", options.out))
     torch.set_num_threads(1)
-    found = models.find(options)
-    tokenizer = found.tokenizer()
+    tested = models.find(options)
+    tokenizer = tested.tokenizer()
     count = options.questions
     try:
         drawn = ruler_questions.draw(
@@ -74,7 +76,7 @@ def main(argv: list[str]) -> int:
     started = results.collect(
         command=["python", "-m", "benchmarks", "ruler", *argv],
         seed=options.seed,
-        model=found.about(),
+        model=tested.about(),
         config={
             "task": TASK,
             "length": options.length,
@@ -83,7 +85,7 @@ def main(argv: list[str]) -> int:
         },
         data={"questions": ruler_questions.fingerprint(drawn.questions)},
     )
-    figures = measure(found.load(), tokenizer, drawn.questions, prompts)
+    figures = measure(tested.load(), tokenizer, drawn.questions, prompts)
     stored = started.finish(figures)
     write_page(stored, options.out / "ruler_cost_cpu.json", page(stored))
     return 0
@@ -114,7 +116,7 @@ def measure(
         asked = [question.ids for question in questions]
         taken, together = timed(replies.replies_sharing, causal_lm, asked, **reading)
     seconds[SHARED] = [taken / len(questions)] * len(questions)
-    texts[SHARED] = [tokenizer.decode(ids, skip_special_tokens=True) for ids in together]
+    texts[SHARED] = list(map(partial(tokenizer.decode, skip_special_tokens=True), together))
     ways = {}
     of_lm_eval = sum(seconds[LM_EVAL])
     for name, each in seconds.items():
@@ -159,7 +161,7 @@ def page(stored: results.Result) -> str:
     ways = stored.figures["ways"]
     rows = []
     for name, each in ways.items():
-        same = sum(a == b for a, b in zip(each["replies"], ways[LM_EVAL]["replies"], strict=True))
+        same = sum(map(operator.eq, each["replies"], ways[LM_EVAL]["replies"]))
         rows.append(
             [
                 name,
@@ -170,9 +172,7 @@ def page(stored: results.Result) -> str:
         )
     columns = ["asked by", "CPU seconds a question", "/ lm-eval", "replies as lm-eval's"]
     model = described(stored.model or {})
-    versions = ", ".join(
-        f"{name} {stored.versions[name]}" for name in ("python", "torch", "transformers", "lm-eval")
-    )
+    versions = versions_of(stored, "python", "torch", "transformers", "lm-eval")
     tokens = stored.figures["prompt_tokens"]
     lines = [
         "# One of RULER's questions, CPU time",

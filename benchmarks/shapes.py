@@ -28,7 +28,7 @@ class Shape(NamedTuple):
     documents: int
 
 
-def read(label: str) -> Shape:
+def read_shape(label: str) -> Shape:
     sizes = {letter: int(size) for letter, size in re.findall(r"\b([A-Z])(\d+)\b", label)}
     name = re.split(r",? ?\b[A-Z]\d+\b", label)[0]
     return Shape(label, name, *(sizes.get(letter, 0) for letter in "BHGITSKLN"))
@@ -36,7 +36,7 @@ def read(label: str) -> Shape:
 
 def document_lengths(tokens: int, documents: int) -> tuple[int, ...]:
     """Return uneven lengths that fill a sequence, always the same."""
-    cuts = (
-        torch.randperm(tokens - 1, generator=torch.Generator().manual_seed(0))[: documents - 1] + 1
-    )
+    generator = torch.Generator().manual_seed(0)
+    # a document has a token at least
+    cuts = torch.randperm(tokens - 1, generator=generator)[: documents - 1] + 1
     return tuple(end - start for start, end in pairwise((0, *sorted(cuts.tolist()), tokens)))

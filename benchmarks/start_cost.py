@@ -15,11 +15,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks.choose import RESULTS
-from benchmarks.stored_page import write_page
+from benchmarks.stored_page import versions_of, write_page
 from tape_ds import checkpoint, results, storage
 from tape_ds.arguments import Parser, below_one
 from tape_ds.errors import Problem, check_folder, raise_if_any
@@ -103,7 +104,7 @@ def main(argv: list[str]) -> int:
     versions = {OURS: ROOT}
     if options.earlier is not None:
         versions[EARLIER] = options.earlier.resolve()
-    runs: dict[str, list[Any]] = {version: [] for version in versions}
+    runs: defaultdict[str, list[Any]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as place:
         make(Path(place), options.files, options.ranks, options.checkpoints)
         for _ in range(options.repeats):
@@ -161,7 +162,7 @@ def page(stored: results.Result) -> str:
         for version, runs in stored.figures["runs"].items():
             seconds = statistics.median(run[part]["seconds"] for run in runs)
             rows.append([described, version, f"{runs[0][part]['opened']:,}", f"{seconds:.2f}"])
-    versions = ", ".join(f"{name} {stored.versions[name]}" for name in ("python", "torch"))
+    versions = versions_of(stored, "python", "torch")
     lines = [
         "# Files that a run opens before its first step",
         f"One thread of {stored.hardware['cpu']}; CPU seconds (user and system) are medians of {config['repeats']}.",

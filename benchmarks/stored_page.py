@@ -10,3 +10,7 @@ def write_page(stored: results.Result, file: Path, text: str) -> None:
     results.save(stored, file)
     storage.write_text(file.with_suffix(".md"), text)
     print(text)
+
+
+def versions_of(stored: results.Result, *packages: str) -> str:
+    return ", ".join(f"{name} {stored.versions[name]}" for name in packages)

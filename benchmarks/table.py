@@ -16,13 +16,14 @@ import torch
 
 from benchmarks.benchmark_case import BASELINE, TIMED, Finding, Setting
 from benchmarks.measure import Summary
-from benchmarks.shapes import read as read_shape
+from benchmarks.shapes import read_shape
 from tape_ds import results
 from tape_ds.errors import Problem, UserError
 from tape_ds.markdown_table import markdown_table
 
 PARTS = ("forward", "backward", "total")
-OURS = "ours"  # the baseline where nothing is RoPE
+# the baseline where nothing is RoPE
+OURS = "ours"
 # groups with a column of tokens a second
 SPEEDS = ("recipe", "encodings")
 SHOWN_PACKAGES = ("python", "torch", "triton", "transformers", "flash-attn", "liger-kernel")
@@ -68,29 +69,33 @@ def provenance(setting: Setting) -> dict[str, str]:
     else:
         device = f"{results.hardware()['cpu']}, {torch.get_num_threads()} threads"
         chip = "cpu"
-    found = {
-        name: version for name, version in results.versions().items() if name in SHOWN_PACKAGES
-    }
+    versions = []
+    for name, version in results.versions().items():
+        if name in SHOWN_PACKAGES:
+            versions.append(f"{name} {version}")
     if chip != "cpu":
-        found |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
+        versions.append(f"cuda {torch.version.cuda}")
+        versions.append(f"cudnn {torch.backends.cudnn.version()}")
     commit = results.commit()
-    shown_commit = (
-        "unknown" if commit is None else commit["hash"][:12] + ("-dirty" if commit["dirty"] else "")
-    )
-    versions = ", ".join(f"{name} {version}" for name, version in found.items())
+    shown_commit = "unknown"
+    if commit is not None:
+        shown_commit = commit["hash"][:12]
+        if commit["dirty"]:
+            shown_commit += "-dirty"
     return {
         "device": device,
         "chip": chip,
         "date": results.now(),
         "commit": shown_commit,
-        "versions": versions,
+        "versions": ", ".join(versions),
     }
 
 
 def row_of(
     group: str, shape: str, setting: Setting, finding: Finding, origin: dict[str, str]
 ) -> BenchmarkRow:
-    fields: dict[str, Any] = {field.name: None for field in dataclasses.fields(BenchmarkRow)}
+    # a part that was not timed has no quantiles
+    fields: dict[str, Any] = dict.fromkeys(_columns())
     fields |= {
         "group": group,
         "shape": shape,
@@ -98,12 +103,16 @@ def row_of(
         **finding._asdict(),
     }
     for part, summary in fields.pop("times").items():
-        fields |= {
-            f"{part}_{quantile}": round(value, 5) for quantile, value in summary._asdict().items()
-        }
+        for quantile, value in summary._asdict().items():
+            fields[f"{part}_{quantile}"] = round(value, 5)
     for name in ("error", "allowed"):
-        fields[name] = None if fields[name] is None else float(f"{fields[name]:.3g}")
+        if fields[name] is not None:
+            fields[name] = float(f"{fields[name]:.3g}")
     return BenchmarkRow(**fields | origin)
+
+
+def _columns() -> list[str]:
+    return [field.name for field in dataclasses.fields(BenchmarkRow)]
 
 
 def stem(group: str, device: str) -> str:
@@ -128,17 +137,16 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def read(path: Path) -> list[BenchmarkRow]:
     """Return the rows of a file, the last of each implementation at each shape."""
-    names = {field.name for field in dataclasses.fields(BenchmarkRow)}
-    found = {}
+    rows = {}
     for line in lines(path):
         if "group" not in line:
             continue
-        if line.keys() != names:
-            wrong = "has other columns than this version writes"
-            raise UserError(Problem("results", str(path), wrong, "run that benchmark again"))
+        if line.keys() != set(_columns()):
+            reason = "has other columns than this version writes"
+            raise UserError(Problem("results", str(path), reason, "run that benchmark again"))
         row = BenchmarkRow(**line)
-        found[row.group, row.shape, row.dtype, row.encoding, row.implementation, row.device] = row
-    return list(found.values())
+        rows[row.group, row.shape, row.dtype, row.encoding, row.implementation, row.device] = row
+    return list(rows.values())
 
 
 def markdown(rows: Sequence[BenchmarkRow]) -> str:
@@ -162,49 +170,49 @@ fp64, and the most that is allowed: twice that of plain PyTorch in the same prec
 
 def _section(rows: Sequence[BenchmarkRow]) -> str:
     """Write the rows of one shape, each compared with the fastest RoPE, or with ours where nothing is RoPE."""
-    timed = sorted(
-        (row for row in rows if row.status == TIMED),
-        key=lambda row: (row.encoding, row.total_p50 or 0.0),
-    )
+    timed = [row for row in rows if row.status == TIMED]
+    timed.sort(key=lambda row: (row.encoding, row.total_p50 or 0.0))
     plain = [row for row in timed if row.encoding == BASELINE and row.total_p50]
     base = next((row for row in timed if row.implementation == OURS), None)
     name = OURS
     if plain:
         base = min(plain, key=lambda row: row.total_p50 or 0.0)
         name = f"fastest RoPE ({base.implementation})"
-    parts = [
-        part for part in PARTS if any(getattr(row, f"{part}_p50") is not None for row in timed)
-    ]
-    speed = rows[0].group in SPEEDS
-    header = ["encoding", "implementation", *parts, *([f"/ {name}"] if base else []), "peak MiB"]
-    header += [
-        *([f"peak / {name}"] if base else []),
-        *(["tokens/s"] if speed else []),
-        "error (allowed)",
-    ]
-
-    def ratio(mine: float | None, whole: float | None) -> str:
-        if mine and whole:
-            return f"{mine / whole:.3f}"
-        return ""
-
+    # a forward alone has no column of backwards
+    parts = []
+    for part in PARTS:
+        if any(getattr(row, f"{part}_p50") is not None for row in timed):
+            parts.append(part)
     lines = []
     for row in timed:
-        cells = [row.encoding, row.implementation]
+        # heading -> cell; of every row the same headings
+        cells = {"encoding": row.encoding, "implementation": row.implementation}
         for part in parts:
             low, middle, high = (getattr(row, f"{part}_{quantile}") for quantile in Summary._fields)
-            cells.append("" if middle is None else f"{middle:,.3f} ({low:,.3f}–{high:,.3f})")
-        cells += [ratio(row.total_p50, base.total_p50)] if base else []
-        cells.append("" if row.peak_bytes is None else f"{row.peak_bytes / 2**20:,.1f}")
-        cells += [ratio(row.peak_bytes, base.peak_bytes)] if base else []
-        if speed and row.total_p50:
+            cells[part] = "" if middle is None else f"{middle:,.3f} ({low:,.3f}–{high:,.3f})"
+        if base is not None:
+            cells[f"/ {name}"] = _ratio(row.total_p50, base.total_p50)
+        cells["peak MiB"] = "" if row.peak_bytes is None else f"{row.peak_bytes / 2**20:,.1f}"
+        if base is not None:
+            cells[f"peak / {name}"] = _ratio(row.peak_bytes, base.peak_bytes)
+        if row.group in SPEEDS and row.total_p50:
             shape = read_shape(row.shape)
-            cells.append(f"{1e3 * shape.batch * shape.tokens / row.total_p50:,.0f}")
-        lines.append([*cells, f"{row.error:.1e} ({row.allowed:.1e})"])
-    table = markdown_table(header, lines, "llr") if timed else "No implementation has a time."
-    others = [
-        f"- {row.status}: {row.encoding}, {row.implementation}: {row.reason}"
-        for row in rows
-        if row not in timed
-    ]
-    return "\n".join([table, *([""] if others else []), *others])
+            cells["tokens/s"] = f"{1e3 * shape.batch * shape.tokens / row.total_p50:,.0f}"
+        cells["error (allowed)"] = f"{row.error:.1e} ({row.allowed:.1e})"
+        lines.append(cells)
+    text = ["No implementation has a time."]
+    if lines:
+        text = [markdown_table(list(lines[0]), [list(cells.values()) for cells in lines], "llr")]
+    for row in rows:
+        if row.status != TIMED:
+            # a list needs an empty line before it
+            if len(text) == 1:
+                text.append("")
+            text.append(f"- {row.status}: {row.encoding}, {row.implementation}: {row.reason}")
+    return "\n".join(text)
+
+
+def _ratio(mine: float | None, whole: float | None) -> str:
+    if mine and whole:
+        return f"{mine / whole:.3f}"
+    return ""

@@ -60,11 +60,10 @@ def main() -> int:
     run = options.work / "run"
     # a Llama with random weights, and a small tokenizer; complete or not at all
     if not model.exists():
-        sizes = (
-            TINY | {"vocab_size": VOCABULARY}
-            if options.toys
-            else LLAMA_2_7B | {"num_hidden_layers": 2}
-        )
+        # two layers of 7B show all that a step does
+        sizes = LLAMA_2_7B | {"num_hidden_layers": 2}
+        if options.toys:
+            sizes = TINY | {"vocab_size": VOCABULARY}
         aside = model.with_name(f"{model.name}.part")
         shutil.rmtree(aside, ignore_errors=True)
         tokenizer.train(["stdlib:typing.py"], VOCABULARY, aside)
@@ -78,24 +77,23 @@ def main() -> int:
         "data_cache": options.work / "data",
         "output_dir": run,
     }
-    fields |= TOY_FIELDS if options.toys else {}
-    variables = environment() | ({"DS_ACCELERATOR": "cpu"} if options.toys else {})
-    shutil.rmtree(run, ignore_errors=True)  # of an earlier try
+    variables = environment()
+    if options.toys:
+        fields |= TOY_FIELDS
+        variables["DS_ACCELERATOR"] = "cpu"
+    # of an earlier try
+    shutil.rmtree(run, ignore_errors=True)
     losses = []
     for name, more in (("trained", {}), ("resumed", {"resume": run / f"checkpoint-{SAVED}"})):
-        words = [
-            word for field, value in (fields | more).items() for word in (f"--{field}", str(value))
-        ]
-        command = Starting(1, "deepspeed --num_accelerators 1").line(
-            ["launch", "launchers/extend_llama.py", *words]
-        )
+        words = ["launch", "launchers/extend_llama.py"]
+        for field, value in (fields | more).items():
+            words += [f"--{field}", str(value)]
+        command = Starting(1, "deepspeed --num_accelerators 1").line(words)
         code = subprocess.run(command, env=variables).returncode
         if code != 0:
             return code
-        steps = [
-            json.loads(line)
-            for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        ]
+        metrics = (run / "metrics.jsonl").read_text(encoding="utf-8")
+        steps = list(map(json.loads, metrics.splitlines()))
         table.append({"train": name, "steps": steps}, options.out)
         losses.append(next(x["loss"] for x in reversed(steps) if x["step"] == STEPS))
     print(f"loss of step {STEPS}: {losses[0]:.6f} trained, {losses[1]:.6f} resumed")

@@ -4,6 +4,7 @@ Shape letters: B batch, T tokens.
 """
 
 import functools
+import itertools
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import TypeVar
@@ -26,7 +27,8 @@ from tape_ds import TapeForCausalLM, encodings
 from tape_ds.methods import groups
 
 _T = TypeVar("_T")
-DECODED = 4  # tokens, after the others have filled the cache
+# tokens, after the others have filled the cache
+DECODED = 4
 # Of AdamW, whose first step changes every weight by about this, enough to show in bf16
 RATE = 1e-4
 # Encodings and attention backends of the recipe's step, by kind of device
@@ -53,11 +55,10 @@ def smoke(shape: Shape, setting: Setting) -> BenchmarkCase:
     def truth(encoding: str) -> Truth:
         model = member(encoding, "sdpa")
         exact = torch.float64 if setting.dtype == torch.float32 else torch.float32
-        wide, plain = (
-            smoke_outcome(models.by_backend(model, "reference", dtype), shape, cached=False)
-            for dtype in (exact, setting.dtype)
-        )
-        return expected_from(wide, plain, setting.dtype)
+        wide = models.by_backend(model, "reference", exact)
+        plain = models.by_backend(model, "reference", setting.dtype)
+        outcome = functools.partial(smoke_outcome, shape=shape, cached=False)
+        return expected_from(outcome(wide), outcome(plain), setting.dtype)
 
     backends = ("sdpa", "triton") if setting.device.type == "cpu" else ("varlen", "triton", "sdpa")
     return models.compared(build, truth, backends)
@@ -67,7 +68,7 @@ def smoke_outcome(model: TapeForCausalLM, shape: Shape, cached: bool) -> dict[st
     """Return everything that is compared; the weights are restored."""
     ids_BT = models.tokens(shape, model.device)
     packing = models.packing(shape, model.device)
-    found = {}
+    outcome = {}
     # the last tokens' logits, one by one from a cache, or of the whole text at once
     if not packing:
         model.eval()
@@ -75,35 +76,31 @@ def smoke_outcome(model: TapeForCausalLM, shape: Shape, cached: bool) -> dict[st
         with torch.no_grad():
             if cached:
                 past = model(input_ids=first[:, :-DECODED], use_cache=True).past_key_values
-                decoded = [
-                    model(input_ids=ids_B1, past_key_values=past, use_cache=True).logits
-                    for ids_B1 in first[:, -DECODED:].split(1, 1)
-                ]
-                found["decoded logits"] = torch.cat(decoded, dim=1)
+                decoded = []
+                for ids_B1 in first[:, -DECODED:].split(1, 1):
+                    output = model(input_ids=ids_B1, past_key_values=past, use_cache=True)
+                    decoded.append(output.logits)
+                outcome["decoded logits"] = torch.cat(decoded, dim=1)
             else:
-                found["decoded logits"] = model(input_ids=first, use_cache=False).logits[
-                    :, -DECODED:
-                ]
+                output = model(input_ids=first, use_cache=False)
+                outcome["decoded logits"] = output.logits[:, -DECODED:]
         model.train()
 
     before = models.loss(model, ids_BT, **packing)
     before.backward()
     weights = dict(model.named_parameters())
-    initial = {name: weight.detach().clone() for name, weight in weights.items()}
-    found |= {
-        f"d {name}": weight.grad.clone()
-        for name, weight in weights.items()
-        if weight.grad is not None
-    }
+    initial = {}
+    for name, weight in weights.items():
+        initial[name] = weight.detach().clone()
+        if weight.grad is not None:
+            outcome[f"d {name}"] = weight.grad.clone()
     torch.optim.AdamW(weights.values(), lr=RATE).step()
     with torch.no_grad():
-        found |= {
-            "loss": before.detach()[None],
-            "loss after a step": models.loss(model, ids_BT, **packing)[None],
-        }
+        outcome["loss"] = before.detach()[None]
+        outcome["loss after a step"] = models.loss(model, ids_BT, **packing)[None]
         for name, weight in weights.items():
             weight.copy_(initial[name])
-    return found
+    return outcome
 
 
 def recipe(shape: Shape, setting: Setting) -> BenchmarkCase:
@@ -139,18 +136,12 @@ def recipe(shape: Shape, setting: Setting) -> BenchmarkCase:
         first = next(backend for name, backend in compared if name == encoding)
         return models.truth(prepared(encoding, first), shape, torch.float32)
 
-    entries = [
-        CaseEntry(
-            f"attend {backend}{suffix}",
-            encoding,
-            functools.partial(build, encoding, backend, not suffix),
-        )
-        for suffix in ("", ", no recomputation")
-        for encoding, backend in compared
-    ]
-    return BenchmarkCase(
-        entries, {encoding: functools.partial(truth, encoding) for encoding in models.ENCODINGS}
-    )
+    entries = []
+    for suffix, (encoding, backend) in itertools.product(("", ", no recomputation"), compared):
+        make = functools.partial(build, encoding, backend, not suffix)
+        entries.append(CaseEntry(f"attend {backend}{suffix}", encoding, make))
+    truths = {encoding: functools.partial(truth, encoding) for encoding in models.ENCODINGS}
+    return BenchmarkCase(entries, truths)
 
 
 def every_encoding(shape: Shape, setting: Setting) -> BenchmarkCase:

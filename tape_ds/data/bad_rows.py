@@ -19,7 +19,8 @@ from tape_ds.numbers import counted
 
 logger = logging.getLogger(__name__)
 
-NAMED = 10  # rows that a message lists
+# rows that a message lists
+NAMED = 10
 
 
 class Skip(Section):

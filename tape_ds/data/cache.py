@@ -68,7 +68,8 @@ def write(key: str, features: "Features", rows: Iterator[dict[str, Any]], folder
         built = Dataset.from_generator(
             lambda: chain([first], rows), features=features, cache_dir=work, fingerprint=key
         )
-    except DatasetGenerationError as error:  # the library hides what the generator raised
+    except DatasetGenerationError as error:
+        # the library hides what the generator raised
         if isinstance(error.__cause__, UserError):
             raise error.__cause__ from None
         raise

@@ -42,7 +42,8 @@ BLOCK = 2**14
 @dataclass(frozen=True)
 class WeightedSource:
     spec: str
-    share: float  # share of all tokens; all shares sum to 1
+    # share of all tokens; all shares sum to 1
+    share: float
     sequences: Sequences
     # tokens of each sequence, int64 [sequences]; [1] where all are equal, or their mean is known
     lengths: np.ndarray
@@ -85,7 +86,8 @@ class MixedSequences(RunSamples):
 
     def load_places(self, places: Any) -> None:
         if not isinstance(places, list) or len(places) != len(self.parts):
-            return  # of other data, which a resumed run may have been allowed
+            # of other data, which a resumed run may have been allowed
+            return
         for part, own in zip(self.parts, places, strict=True):
             if own is not None:
                 part.sequences.load_places(own)
@@ -158,7 +160,8 @@ class MixedSequences(RunSamples):
         return self._before[block]
 
 
-@functools.lru_cache(maxsize=2)  # for speed only
+# for speed only
+@functools.lru_cache(maxsize=2)
 def _sources(seed: int, probabilities: tuple[float, ...], block: int) -> np.ndarray:
     return generator(seed, SOURCE_OF_SAMPLE, block).choice(
         len(probabilities), size=BLOCK, p=probabilities
@@ -188,7 +191,8 @@ def mix(
             lengths = np.array([round(sequences.mean_tokens)])
         else:
             lengths = token_counts(sequences.stored)
-            if sequences.pose is not None:  # whole documents are stored
+            # whole documents are stored
+            if sequences.pose is not None:
                 lengths = np.minimum(lengths, sequences.pose.window)
             if lengths.min() == lengths.max():
                 lengths = lengths[:1]

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 # label of a token that is no target: the ignore_index of torch's cross entropy
 IGNORED = -100
-PADDING = -1  # document id
+# document id
+PADDING = -1
 
 # Independent streams of one seed.
 (

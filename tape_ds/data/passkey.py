@@ -30,20 +30,23 @@ if TYPE_CHECKING:
 LARGEST_KEY = 50_000
 REPLY_TOKENS = 10
 """Tokens of a reply, PoSE's number: room for a space and more digits than the largest key has, at a digit a token."""
-PUBLISHED_LENGTHS = tuple(range(1000, 9000, 1000))  # nominal tokens
-PUBLISHED_TRIALS = 20  # prompts of a length, seeds 0 to 19
+# nominal tokens
+PUBLISHED_LENGTHS = tuple(range(1000, 9000, 1000))
+# prompts of a length, seeds 0 to 19
+PUBLISHED_TRIALS = 20
 
 TASK = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. I will quiz you "
     "about the important information there."
 )
 FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+_SPACED = f"{FILLER} "
 _KEY = "The pass key is {key}. Remember it. {key} is the pass key."
 _QUESTION = "What is the pass key? The pass key is"
 
 # filler of a number of units: characters, or rounds of the sentences
 FORMS: dict[str, Callable[[int], str]] = {
-    "longlora": lambda characters: (f"{FILLER} " * (characters // len(FILLER) + 1))[:characters],
+    "longlora": lambda characters: (_SPACED * (characters // len(FILLER) + 1))[:characters],
     "pose": lambda rounds: FILLER * rounds,
 }
 
@@ -56,7 +59,8 @@ class PasskeyQuestion:
     length: int
     trial: int
     key: int
-    depth: float  # share of the filler before the key, 0 to 1
+    # share of the filler before the key, 0 to 1
+    depth: float
     text: str
     # token ids, with what the tokenizer puts before a text (BOS, or nothing)
     ids: tuple[int, ...]
@@ -118,7 +122,7 @@ def grid(
 
     A key depends on (seed, trial, length, depth) alone.
     """
-    problems = [Problem("trials", trials, "too few", "give 1 or more")] if trials < 1 else []
+    problems = _too_few(trials)
     if seed < 0:
         problems.append(Problem("seed", seed, "below 0", "give 0 or more"))
     raise_if_any(problems)
@@ -127,9 +131,9 @@ def grid(
         shortest = 0
         for depth in depths:
             for trial in range(trials):
-                generator = np.random.Generator(
-                    np.random.PCG64((seed, trial, length, round(depth * 1_000_000)))
-                )
+                # whole numbers alone seed it
+                drawn_from = (seed, trial, length, round(depth * 1_000_000))
+                generator = np.random.Generator(np.random.PCG64(drawn_from))
                 key = int(generator.integers(1, LARGEST_KEY, endpoint=True))
                 shortest = max(shortest, len(prompt_ids(text(form, 0, 0, key), tokenizer)) + reply)
                 written = partial(write, tokenizer, length, key, depth, form, trial, reply)
@@ -161,13 +165,11 @@ def published(
         ids = tuple(prompt_ids(prompt, tokenizer))
         return PasskeyQuestion(length, seed, key, before / characters[length], prompt, ids, reply)
 
-    problems = [Problem("trials", trials, "too few", "give 1 or more")] if trials < 1 else []
-    wrong = "3.75 characters a token, rounded down to a multiple of 1,024, leave no filler"
-    problems += [
-        Problem("lengths", length, wrong, "give 274 or more")
-        for length in lengths
-        if characters[length] == 0
-    ]
+    problems = _too_few(trials)
+    for length in lengths:
+        if characters[length] == 0:
+            reason = "3.75 characters a token, rounded down to a multiple of 1,024, leave no filler"
+            problems.append(Problem("lengths", length, reason, "give 274 or more"))
     raise_if_any(problems)
     return [
         PlannedQuestion(length, None, trial, partial(ask, length, trial))
@@ -188,8 +190,10 @@ def write(
     """Return the question with the longest prompt of at most ``length - reply`` tokens; depth 0 puts the key before the
     filler, 1 after it.
     """
-    units = low = 0  # low: units of filler that fit
-    high: int | None = None  # units that do not
+    # low: units of filler that fit
+    units = low = 0
+    # units that do not
+    high: int | None = None
     while high is None or high - low > 1:
         before = round(depth * units)
         prompt = text(form, before, units - before, key)
@@ -239,3 +243,9 @@ def same_ids(tokenizer: "PreTrainedTokenizerBase", reply: str, key: int) -> bool
 
 def fingerprint(form: str) -> str:
     return hashlib.sha256(text(form, 100, 100, LARGEST_KEY).encode()).hexdigest()
+
+
+def _too_few(trials: int) -> list[Problem]:
+    if trials < 1:
+        return [Problem("trials", trials, "too few", "give 1 or more")]
+    return []

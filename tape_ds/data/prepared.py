@@ -86,21 +86,22 @@ def prepare(
 
     folder = Path(folder)
     numbers = {"shard_tokens": shard_tokens, "parts": parts, "workers": processes}
-    raise_if_any(
-        [
-            Problem(name, n, "not a positive number", "1 or more")
-            for name, n in numbers.items()
-            if n < 1
-        ]
-    )
+    problems = []
+    for name, n in numbers.items():
+        if n < 1:
+            problems.append(Problem(name, n, "not a positive number", "1 or more"))
+    raise_if_any(problems)
     bad_rows = bad_rows or BadRows()
     sources = parse_all(specs, "data", bad_rows)
     remedy = "leave it out here, and name it next to this folder in the recipe's train_data"
-    raise_if_any(
-        [source.problem("token ids already", remedy) for source in sources if source.tokenised]
-    )
-    inputs = [shard for source in sources for shard in source.shards(split)]
-    read = [source.fingerprint() for source in sources] + [shard.name for shard in inputs]
+    problems = [
+        source.problem("token ids already", remedy) for source in sources if source.tokenised
+    ]
+    raise_if_any(problems)
+    inputs = list(chain.from_iterable(source.shards(split) for source in sources))
+    read = [source.fingerprint() for source in sources]
+    # a file more or less is another corpus, even if its source has no fingerprint of each
+    read += [shard.name for shard in inputs]
     settings = Settings(
         split=split,
         tokenizer=tokenizer_fingerprint(tokenizer),
@@ -142,19 +143,17 @@ def prepare(
             for left_over in folder.rglob(".*.writing"):
                 left_over.unlink()
             borders = np.linspace(0, len(inputs), min(parts, len(inputs)) + 1).round().astype(int)
-            tasks = [
-                (part, inputs[start:end]) for part, (start, end) in enumerate(pairwise(borders))
-            ]
-            work = {
-                "tokenizer": tokenizer,
-                "folder": folder,
-                "limit": shard_tokens,
-                "report": report,
-            }
-            work |= {"ids": settings.ids}
-            written = _in_processes(
-                partial(_write_part, bad_rows=bad_rows, **work), tasks, processes
+            parts_of_inputs = [inputs[start:end] for start, end in pairwise(borders)]
+            work = partial(
+                _write_part,
+                tokenizer=tokenizer,
+                folder=folder,
+                limit=shard_tokens,
+                ids=settings.ids,
+                bad_rows=bad_rows,
+                report=report,
             )
+            written = _in_processes(work, list(enumerate(parts_of_inputs)), processes)
             # of all processes, also of earlier calls
             for record in sorted(records.glob(left_out)):
                 bad_rows.read(record)
@@ -162,10 +161,9 @@ def prepare(
             if not shards:
                 # the folder is as empty as before
                 shutil.rmtree(records)
-                wrong = "no document has any token"
-                raise UserError(
-                    Problem("data", settings.addresses, wrong, "name data that hold text")
-                )
+                reason = "no document has any token"
+                remedy = "name data that hold text"
+                raise UserError(Problem("data", settings.addresses, reason, remedy))
             result = DataManifest(settings, shards)
             DatasetInfo(features=document_features(settings.ids)).write_to_directory(str(folder))
             result.write(folder)
@@ -176,18 +174,15 @@ def verify(folder: str | Path, threads: int = 1) -> list[Problem]:
     """Read a finished folder completely and return a problem for each damaged shard."""
     folder = Path(folder)
     if not is_prepared(folder):
-        return [
-            Problem(
-                "check", str(folder), f"no prepared data: it has no {MANIFEST}", "check the path"
-            )
-        ]
+        reason = f"no prepared data: it has no {MANIFEST}"
+        return [Problem("check", str(folder), reason, "check the path")]
     problems = check_manifest(folder, "check", str(folder))
     try:
-        shards = [
-            shard for shard in read_manifest(folder).shards if wrong_size(folder, shard) is None
-        ]
+        every = read_manifest(folder).shards
     except ValueError:
         return problems
+    # of the others the size says enough
+    shards = [shard for shard in every if wrong_size(folder, shard) is None]
     # hashing releases Python's lock
     with ThreadPoolExecutor(threads) as pool:
         digests = pool.map(storage.digest, [folder / shard.file for shard in shards])
@@ -207,9 +202,8 @@ def _begun_with(folder: Path) -> Settings | None:
         if plan.is_file():
             return Settings(**json.loads(plan.read_text(encoding="utf-8")))
     except (TypeError, ValueError) as error:
-        raise UserError(
-            Problem("output", str(folder), f"cannot be resumed: {error}", "name a new folder")
-        ) from error
+        reason = f"cannot be resumed: {error}"
+        raise UserError(Problem("output", str(folder), reason, "name a new folder")) from error
     return None
 
 
@@ -219,13 +213,14 @@ def _check_same(known: Settings, settings: Settings) -> None:
     problems = []
     for name in ("split", "tokenizer", "data", "shard_tokens", "parts", "format"):
         if getattr(known, name) != getattr(settings, name):
-            value, was = (getattr(either, shown.get(name, name)) for either in (settings, known))
-            wrong = f"the folder was begun with {was!r}" + (
-                ", or it changed since" if name in shown else ""
-            )
-            problems.append(
-                Problem(name, value, wrong, "give what it was begun with, or name a new folder")
-            )
+            value = getattr(settings, shown.get(name, name))
+            was = getattr(known, shown.get(name, name))
+            reason = f"the folder was begun with {was!r}"
+            # the same name, but other contents
+            if name in shown:
+                reason += ", or it changed since"
+            remedy = "give what it was begun with, or name a new folder"
+            problems.append(Problem(name, value, reason, remedy))
     raise_if_any(problems)
 
 
@@ -244,11 +239,11 @@ def _write_part(
     names = (f"{number:05d}-{shard:05d}.arrow" for shard in count())
     entries: list[ShardEntry] = []
     for name in names:
+        record = folder / RECORDS / f"{name}.json"
         try:
-            entry = ShardEntry(
-                **json.loads((folder / RECORDS / f"{name}.json").read_text(encoding="utf-8"))
-            )
-        except (FileNotFoundError, TypeError, ValueError):  # a damaged record is as good as none
+            entry = ShardEntry(**json.loads(record.read_text(encoding="utf-8")))
+        except (FileNotFoundError, TypeError, ValueError):
+            # a damaged record is as good as none
             break
         if entry.documents and wrong_size(folder, entry):
             break

@@ -49,15 +49,15 @@ class RetrievalOptions:
 
 def read(given: str) -> tuple[RetrievalOptions, list[Wrong]]:
     """Return the options of ``tokens=1k-4k&rivals=40&text=SPEC``, and everything that is wrong with them."""
-    found: dict[str, Any] = {}
-    wrong: list[Wrong] = []
+    values: dict[str, Any] = {}
+    mistakes: list[Wrong] = []
     match = _TEXT.search(given)
     plain = given
     if match is not None:
         plain = given[: match.start()]
-        found[TEXT] = given[match.end() :]
-        if not found[TEXT]:
-            wrong.append(
+        values[TEXT] = given[match.end() :]
+        if not values[TEXT]:
+            mistakes.append(
                 (
                     "text= names no data",
                     "write the data spec of the text, such as text=stdlib, or remove it",
@@ -68,21 +68,21 @@ def read(given: str) -> tuple[RetrievalOptions, list[Wrong]]:
         if name not in _READERS:
             remedy = did_you_mean(name, [*_READERS, TEXT])
             remedy += "; options are NAME=VALUE, joined by &, and text= is the last"
-            wrong.append((f"{part!r} is no option of it", remedy))
-        elif name in found:
-            wrong.append((f"{name} is given more than once", f"give one {name}="))
+            mistakes.append((f"{part!r} is no option of it", remedy))
+        elif name in values:
+            mistakes.append((f"{name} is given more than once", f"give one {name}="))
         else:
             reader, form = _READERS[name]
             value_read = reader(value) if equals else None
             if value_read is None:
-                wrong.append((f"{part!r} cannot be read", f"write {form}"))
-            found[name] = value_read
-    if TEXT not in found and "rivals" in found:
+                mistakes.append((f"{part!r} cannot be read", f"write {form}"))
+            values[name] = value_read
+    if TEXT not in values and "rivals" in values:
         remedy = "add text=SPEC (the text that records are put into), or remove rivals: rivals alone fill a document"
-        wrong.append(("rivals are counted, and there is no text between them", remedy))
-    if wrong:
-        return RetrievalOptions(), wrong
-    return RetrievalOptions(**found), []
+        mistakes.append(("rivals are counted, and there is no text between them", remedy))
+    if mistakes:
+        return RetrievalOptions(), mistakes
+    return RetrievalOptions(**values), []
 
 
 def _range(

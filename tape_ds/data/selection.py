@@ -40,7 +40,8 @@ class Selection:
     # rows `{name: string, input_ids: list<int32>}`
     documents: "Dataset"
     tokens: int
-    read_documents: int  # with those that a filter left out
+    # with those that a filter left out
+    read_documents: int
     read_tokens: int
 
     def __str__(self) -> str:

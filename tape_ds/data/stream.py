@@ -51,7 +51,8 @@ class Stream:
 
     shards: list[Shard | TokenShard]
     tokenizer: "PreTrainedTokenizerBase"
-    window: int  # tokens of a sequence
+    # tokens of a sequence
+    window: int
     seed: int
     # at most as many as shards, so that each has one in every epoch
     workers: int

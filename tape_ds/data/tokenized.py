@@ -201,12 +201,12 @@ def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         state = json.loads(backend.to_str())
-        settings["backend"] = {
-            name: part for name, part in state.items() if name not in {"truncation", "padding"}
-        }
+        # set by whoever calls it
+        for name in ("truncation", "padding"):
+            state.pop(name, None)
+        settings["backend"] = state
     else:
         with tempfile.TemporaryDirectory() as folder:
-            settings["files"] = [
-                storage.digest(Path(path)) for path in sorted(tokenizer.save_vocabulary(folder))
-            ]
+            files = map(Path, sorted(tokenizer.save_vocabulary(folder)))
+            settings["files"] = list(map(storage.digest, files))
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()

@@ -63,7 +63,8 @@ _REBUILDING = (
 )
 # sentencepiece drops lines above 4,192 bytes, and a letter has at most 4
 _LINE = 1024
-_OPEN_SHARDS = 16  # while the sample is drawn
+# while the sample is drawn
+_OPEN_SHARDS = 16
 
 
 def train(
@@ -223,12 +224,10 @@ def _text_sources(
 
 def _build(sources: Sequence[Source], vocab_size: int, max_characters: int, folder: Path) -> None:
     # a list, because sentencepiece would replace an error of the data by another
-    lines = [
-        line[start : start + _LINE]
-        for text in sample(sources, max_characters)
-        for line in text.split("\n")
-        for start in range(0, len(line), _LINE)
-    ]
+    lines = []
+    for text in sample(sources, max_characters):
+        for line in text.split("\n"):
+            lines += [line[start : start + _LINE] for start in range(0, len(line), _LINE)]
     if not lines:
         specs = [source.spec for source in sources]
         raise UserError(

@@ -53,7 +53,8 @@ def score(model: nn.Module, prompts: Sequence[Prompt], *, each: Each = in_turn) 
         )
         return float(nll_1N.sum()), int(foreseen_1N.sum())
 
-    scores = each(sums, prompts)
+    losses, correct = zip(*each(sums, prompts), strict=True)
+    # every token weighs the same, so a long answer counts for more
     targets = sum(prompt.targets for prompt in prompts)
-    nll = math.fsum(loss for loss, _ in scores) / targets
-    return AnswerLoss(nll, sum(correct for _, correct in scores) / targets, targets, len(prompts))
+    nll = math.fsum(losses) / targets
+    return AnswerLoss(nll, sum(correct) / targets, targets, len(prompts))

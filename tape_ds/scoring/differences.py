@@ -2,7 +2,8 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Mapping
 
 
 def less_reference(
@@ -10,26 +11,29 @@ def less_reference(
 ) -> dict[str, dict[float, float]]:
     """Return how far lines (name -> x -> y) are above one of them, or (None) above the median of the finite values at
     each x. An x that the reference lacks is left out."""
-    base: dict[float, float] = {}
     if reference is not None:
-        base = dict(lines[reference])
+        base = lines[reference]
     else:
-        found: dict[float, list[float]] = {}
+        finite: defaultdict[float, list[float]] = defaultdict(list)
         for points in lines.values():
             for x, y in points.items():
                 if math.isfinite(y):
-                    found.setdefault(x, []).append(y)
-        base = {x: statistics.median(values) for x, values in found.items()}
-    return {
-        name: {x: y - base[x] for x, y in points.items() if x in base}
-        for name, points in lines.items()
-    }
+                    finite[x].append(y)
+        base = dict(zip(finite, map(statistics.median, finite.values()), strict=True))
+    less: dict[str, dict[float, float]] = {}
+    for name, points in lines.items():
+        less[name] = {x: y - base[x] for x, y in points.items() if x in base}
+    return less
 
 
-def height(values: Iterable[float]) -> float:
+def height(lines: Mapping[str, Mapping[float, float]]) -> float:
     """Return a limit of differences that four of five keep, at least 0.01, so that one line does not flatten all."""
-    distances = sorted(abs(value) for value in values if math.isfinite(value))
-    largest = distances[int(0.8 * (len(distances) - 1))] if distances else 0.0
+    distances: list[float] = []
+    for points in lines.values():
+        distances += map(abs, filter(math.isfinite, points.values()))
+    if not distances:
+        return 0.01
+    largest = sorted(distances)[int(0.8 * (len(distances) - 1))]
     return max(1.5 * largest, 0.01)
 
 

@@ -6,10 +6,12 @@ over prompt and answer finds what token-by-token decoding would. In a sequence w
 after the correct earlier ones.
 """
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,6 +50,8 @@ def judge(
     causal_lm = bare(model)
     head = head_of(causal_lm)
     ids = ids_of(vocabulary)
+    pad = partial(nn.utils.rnn.pad_sequence, batch_first=True)
+    # sequences of one length need no padding
     order = sorted(range(len(samples)), key=lambda place: len(samples[place].words))
     batches: list[Batch] = []
     for place in order:
@@ -56,15 +60,12 @@ def judge(
             batches.append([])
         answers_T = torch.zeros(len(words), dtype=torch.bool)
         answers_T[list(samples[place].answers)] = True
-        batches[-1].append((torch.tensor([ids[word] for word in words]), answers_T))
+        batches[-1].append((torch.tensor(list(map(ids.__getitem__, words))), answers_T))
 
     @torch.no_grad()
     def judge_batch(batch: Batch) -> list[list[bool]]:
         # T: tokens of the longest, N: answers of all sequences
-        ids_BT, answers_BT = (
-            nn.utils.rnn.pad_sequence(list(part), batch_first=True)
-            for part in zip(*batch, strict=True)
-        )
+        ids_BT, answers_BT = map(pad, zip(*batch, strict=True))
         device = causal_lm.get_input_embeddings().weight.device
         with evaluating(causal_lm):
             hidden_BTD = decoder_of(causal_lm)(
@@ -74,9 +75,9 @@ def judge(
             before_BT = answers_BT.roll(-1, dims=1)
             logits_NV = head(hidden_BTD[before_BT.to(device)])
         correct_N = logits_NV.argmax(dim=-1).cpu() == ids_BT[answers_BT]
-        return [sequence.tolist() for sequence in correct_N.split(answers_BT.sum(dim=1).tolist())]
+        return list(map(Tensor.tolist, correct_N.split(answers_BT.sum(dim=1).tolist())))
 
-    correct = [sequence for batch in each(judge_batch, batches) for sequence in batch]
+    correct = itertools.chain.from_iterable(each(judge_batch, batches))
     by_place = dict(zip(order, correct, strict=True))
     return [by_place[place] for place in range(len(samples))]
 
@@ -113,9 +114,8 @@ class AnswerCount:
         share = self.share
         square = Z * Z / self.rows
         middle = (share + square / 2) / (1 + square)
-        reach = (
-            Z * math.sqrt(share * (1 - share) / self.rows + square / (4 * self.rows)) / (1 + square)
-        )
+        variance = share * (1 - share) / self.rows + square / (4 * self.rows)
+        reach = Z * math.sqrt(variance) / (1 + square)
         return middle - reach, middle + reach
 
     @property
@@ -131,9 +131,11 @@ class AnswerCount:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "AnswerCount":
-        return cls(
-            **{name: value for name, value in values.items() if name not in ("share", "interval")}
-        )
+        fields = dict(values)
+        # what follows from the others
+        for name in ("share", "interval"):
+            fields.pop(name, None)
+        return cls(**fields)
 
 
 def means(cells: Iterable[Mapping[str, Any]], trained: Sequence[int]) -> dict[str, dict[str, Any]]:
@@ -148,26 +150,27 @@ def means(cells: Iterable[Mapping[str, Any]], trained: Sequence[int]) -> dict[st
     number of them that were ``correct``. All cells weigh the same. A mean has a ``value`` from 0 to 1, None without
     cells, and the number of its ``cells``.
     """
-    asked = [cell for cell in cells if cell["samples"]]
     first, second = trained
-    longer = [(cell["first"] > first) + (cell["second"] > second) for cell in asked]
-    within = [cell for cell in asked if cell["first"] <= 2 * first and cell["second"] <= 2 * second]
-    reached = any(c["first"] >= 2 * first for c in asked) and any(
-        c["second"] >= 2 * second for c in asked
-    )
-    parts = {
-        "whole": asked,
-        "trained": [],
-        "beyond": [],
-        "both_beyond": [],
-        "twice": within if reached else [],
-    }
-    for cell, count in zip(asked, longer, strict=True):
-        parts["beyond" if count else "trained"].append(cell)
-        if count == 2:
-            parts["both_beyond"].append(cell)
-    found = {}
-    for name, part in parts.items():
-        rates = [cell["correct"] / cell["samples"] for cell in part]
-        found[name] = {"value": statistics.fmean(rates) if rates else None, "cells": len(rates)}
-    return found
+    parts: dict[str, list[float]] = {}
+    for name in ("whole", "trained", "beyond", "both_beyond", "twice"):
+        parts[name] = []
+    longest = (0, 0)
+    for cell in cells:
+        if not cell["samples"]:
+            continue
+        rate = cell["correct"] / cell["samples"]
+        parts["whole"].append(rate)
+        longer = (cell["first"] > first) + (cell["second"] > second)
+        parts["beyond" if longer else "trained"].append(rate)
+        if longer == 2:
+            parts["both_beyond"].append(rate)
+        if cell["first"] <= 2 * first and cell["second"] <= 2 * second:
+            parts["twice"].append(rate)
+        longest = (max(longest[0], cell["first"]), max(longest[1], cell["second"]))
+    # a smaller grid would be compared with published means of longer operands
+    if longest[0] < 2 * first or longest[1] < 2 * second:
+        parts["twice"] = []
+    summary = {}
+    for name, rates in parts.items():
+        summary[name] = {"value": statistics.fmean(rates) if rates else None, "cells": len(rates)}
+    return summary

@@ -49,15 +49,21 @@ def continue_prompts(
     for row, prompt in enumerate(prompts):
         ids_BT[row, longest - len(prompt) :] = torch.tensor(prompt)
         mask_BT[row, longest - len(prompt) :] = 1
+    # a prompt at once would need the memory of all its positions
+    piece = None
+    if longest > CHUNK and reads_in_pieces(causal_lm):
+        piece = CHUNK
     config = GenerationConfig(
         do_sample=False,
         top_k=None,
         max_new_tokens=new_tokens,
         use_cache=True,
-        prefill_chunk_size=CHUNK if longest > CHUNK and reads_in_pieces(causal_lm) else None,
+        prefill_chunk_size=piece,
         eos_token_id=list(ends) or None,
-        pad_token_id=0,  # after an end, where it is cut off
+        # after an end, where it is cut off
+        pad_token_id=0,
     )
+    # a checkpoint's own settings would fill what is not given here
     own_config = causal_lm.generation_config
     causal_lm.generation_config = GenerationConfig()
     try:
@@ -77,5 +83,6 @@ def ends_of(model: nn.Module, tokenizer: "PreTrainedTokenizerBase") -> list[int]
     """Return the ids that end a text: the tokenizer's, and those of the checkpoint's generation settings."""
     config = getattr(bare(model), "generation_config", None)
     named = getattr(config, "eos_token_id", None)
-    known = [tokenizer.eos_token_id, *(named if isinstance(named, (list, tuple)) else [named])]
-    return sorted({int(token) for token in known if token is not None})
+    if not isinstance(named, (list, tuple)):
+        named = [named]
+    return sorted({int(token) for token in (tokenizer.eos_token_id, *named) if token is not None})

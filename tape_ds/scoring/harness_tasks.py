@@ -5,6 +5,7 @@ import json
 import random
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,35 +50,33 @@ class LoadedTasks:
 
     def fingerprints(self, num_fewshot: int | None) -> dict[str, str]:
         """Return the SHA-256 of each task: its configuration and documents, without paths and addresses in memory."""
-        found = {}
+        dump = partial(json.dumps, sort_keys=True, default=handle_non_serializable)
+        digests = {}
         for name, task in sorted(self.tasks.items()):
             config = task.dump_config()
+            config["metadata"] = dict(config.get("metadata") or {})
             # the documents depend on max_tokens
-            places = ("config_source", "tokenizer", "max_tokens")
-            metadata = config.get("metadata") or {}
-            config["metadata"] = {key: each for key, each in metadata.items() if key not in places}
-            described = json.dumps(config, sort_keys=True, default=handle_non_serializable)
-            digest = hashlib.sha256(re.sub(r" at 0x[0-9a-f]+", "", described).encode())
-            for document in [
-                *task.eval_docs,
-                *(task.fewshot_docs() if shots_of(task, num_fewshot) else ()),
-            ]:
-                digest.update(
-                    json.dumps(document, sort_keys=True, default=handle_non_serializable).encode()
-                )
-            found[name] = digest.hexdigest()
-        return found
+            for place in ("config_source", "tokenizer", "max_tokens"):
+                config["metadata"].pop(place, None)
+            digest = hashlib.sha256(re.sub(r" at 0x[0-9a-f]+", "", dump(config)).encode())
+            documents = list(task.eval_docs)
+            # those that are shown decide the prompts as well
+            if shots_of(task, num_fewshot):
+                documents += task.fewshot_docs()
+            for document in documents:
+                digest.update(dump(document).encode())
+            digests[name] = digest.hexdigest()
+        return digests
 
 
-def load(config: "EvaluatorConfig") -> LoadedTasks:
+def load_tasks(config: "EvaluatorConfig") -> LoadedTasks:
     """Return the tasks that ``config`` names, with their data."""
     # as lm-eval does before it loads tasks: some draw their texts, which must be the same in every process
-    for seed, set_seed in zip(
-        config.seed, (random.seed, np.random.seed, set_torch_seed), strict=False
-    ):
+    setters = (random.seed, np.random.seed, set_torch_seed)
+    for seed, set_seed in zip(config.seed, setters, strict=False):
         if seed is not None:
             set_seed(seed)
-    config.include_path = [str(TASKS), *([config.include_path] if config.include_path else [])]
+    config.include_path = list(filter(None, [str(TASKS), config.include_path]))
     names = " ".join(config.tasks)
     problems = []
     try:
@@ -85,19 +84,22 @@ def load(config: "EvaluatorConfig") -> LoadedTasks:
         loaded = LoadedTasks(manager, manager.load(config.tasks))
         for name, task in loaded.tasks.items():
             shots = shots_of(task, config.num_fewshot)
-            if (shown := len(list(task.fewshot_docs())) if shots else 0) < shots:
-                wrong = f"{name} has {shown} examples to show"
-                problems.append(Problem("--num_fewshot", shots, wrong, f"give {shown} or less"))
-            len(task.eval_docs)  # reads them
+            shown = len(list(task.fewshot_docs())) if shots else 0
+            if shown < shots:
+                reason = f"{name} has {shown} examples to show"
+                problems.append(Problem("--num_fewshot", shots, reason, f"give {shown} or less"))
+            # reads them, so that what is missing is found now
+            len(task.eval_docs)
     except UserError:
         raise
-    except Exception as error:  # tasks are code and data of others, and raise anything
+    # tasks are code and data of others, and raise anything
+    except Exception as error:
         reason = " ".join(str(error).split())[:400]
-        wrong = f"cannot be loaded ({type(error).__name__}: {reason})"
+        reason = f"cannot be loaded ({type(error).__name__}: {reason})"
         remedy = "check the names (lm_eval ls tasks) and what it needs: the hub, a package, data with a row, --metadata"
         if "tokenizer" not in config.metadata:
             remedy += "; or give --trust_remote_code, since texts that depend on the tokenizer need its code"
-        raise UserError(Problem("--tasks", names, wrong, remedy)) from error
+        raise UserError(Problem("--tasks", names, reason, remedy)) from error
     raise_if_any(problems)
     return loaded
 
@@ -120,16 +122,16 @@ def figures(results: Mapping[str, Any], cut: Mapping[str, int]) -> dict[str, Any
             return set().union(*map(leaves, subtasks[name]))
         return {name}
 
-    tasks = {
-        name: summarise(scores, results["n-shot"].get(name), samples[name])
-        for name, scores in sorted(results["results"].items())
-        if name not in subtasks
-    }
+    tasks = {}
+    for name, scores in sorted(results["results"].items()):
+        if name not in subtasks:
+            tasks[name] = summarise(scores, results["n-shot"].get(name), samples[name])
     groups = {}
     for name, scores in sorted(results.get("groups", {}).items()):
-        entry = summarise(
-            scores, results["n-shot"].get(name), sum(samples[task] for task in leaves(name))
-        )
+        # a task that two subgroups share counts once
+        count = sum(map(samples.__getitem__, leaves(name)))
+        entry = summarise(scores, results["n-shot"].get(name), count)
+        # some groups only collect tasks
         if entry["metric"] is not None:
             groups[name] = {**entry, "tasks": subtasks[name]}
     return {"tasks": tasks, "groups": groups, "cut": dict(cut)}
@@ -140,19 +142,15 @@ def summarise(scores: Mapping[str, Any], shots: int | None, samples: int) -> dic
     metrics = {}
     for key, value in scores.items():
         metric, comma, used_filter = key.partition(",")
-        if (
-            not comma
-            or metric.endswith("_stderr")
-            or not isinstance(value, (int, float))
-            or value == NOT_RUN
-        ):
+        if not comma or metric.endswith("_stderr"):
+            continue
+        if not isinstance(value, (int, float)) or value == NOT_RUN:
             continue
         # "N/A" without one
         error = scores.get(f"{metric}_stderr,{used_filter}")
         error = float(error) if isinstance(error, (int, float)) else None
         metrics[key] = {"value": value, "standard_error": error}
-    preferred = [key for metric in PREFERRED for key in metrics if key.partition(",")[0] == metric]
-    main = next(iter([*preferred, *metrics]), None)
+    main = min(metrics, key=_preference, default=None)
     entry: dict[str, Any] = {"metric": None, "value": None, "standard_error": None}
     used_filter = "none"
     if main is not None:
@@ -169,13 +167,11 @@ def table(figures: Mapping[str, Any]) -> str:
     cut and what differs from lm-eval."""
     rows = []
     for name, entry in [*figures["groups"].items(), *figures["tasks"].items()]:
-        shots = "" if entry["shots"] is None else str(entry["shots"])
-        shown = [name, shots, f"{entry['samples']:,}"]
+        # in the first row of a task alone
+        shown = [name, _cell(entry["shots"], "d"), f"{entry['samples']:,}"]
         for key, score in _main_first(entry) or [("", {"value": None, "standard_error": None})]:
-            value, error = (
-                "" if score[each] is None else f"{score[each]:.4f}"
-                for each in ("value", "standard_error")
-            )
+            value = _cell(score["value"], ".4f")
+            error = _cell(score["standard_error"], ".4f")
             rows.append([shown[0], key.removesuffix(",none"), shown[1], value, error, shown[2]])
             shown = ["", "", ""]
     text = markdown_table(
@@ -197,3 +193,14 @@ def _main_first(entry: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]
     """Return a task's metrics as (``metric,filter``, score), its main one first."""
     main = f"{entry['metric']},{entry.get('filter', 'none')}"
     return sorted(entry["metrics"].items(), key=lambda pair: pair[0] != main)
+
+
+def _preference(key: str) -> int:
+    """Return the place of ``metric,filter`` among the metrics that are preferred."""
+    return [*PREFERRED, key.partition(",")[0]].index(key.partition(",")[0])
+
+
+def _cell(value: float | None, spec: str) -> str:
+    if value is None:
+        return ""
+    return format(value, spec)

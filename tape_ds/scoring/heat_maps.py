@@ -5,11 +5,14 @@ keys are anywhere), ``trials``, ``correct`` (replies whose first integer is the 
 the key's token ids; None if unknown) and ``mean_tokens`` (of the prompts).
 """
 
+import bisect
 import math
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -44,7 +47,7 @@ def write_passkeys(
 ) -> list[Path]:
     """Write ``passkey.csv``, ``passkey.md`` and ``passkey.png`` into ``folder``."""
     csv_file, table_file, picture = files(folder, "passkey")
-    rows = [[cell[name] for name in PASSKEY_FIELDS] for cell in cells]
+    rows = map(itemgetter(*PASSKEY_FIELDS), cells)
     storage.write_text(csv_file, storage.as_csv(PASSKEY_FIELDS, rows))
     storage.write_text(table_file, f"# {title}\n\n{passkey_table(cells)}")
     draw_passkeys(cells, picture, title=title, native_length=native_length)
@@ -53,16 +56,21 @@ def write_passkeys(
 
 def _grid(cells: Sequence[Mapping[str, Any]]) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """Return the cells in order, their shares and their counts; depths down, lengths across."""
+    # keys that are anywhere come first, with no depth
     frame = pd.DataFrame(cells).sort_values(["depth", "length"], na_position="first")
     frame["share"] = frame["correct"] / frame["trials"]
     frame["count"] = frame["correct"].astype(str) + "/" + frame["trials"].astype(str)
     depths = frame["depth"].unique()
-    shares, counts = (
-        frame.pivot(index="depth", columns="length", values=name).reindex(depths)
-        for name in ("share", "count")
-    )
-    counts.index = ["anywhere" if pd.isna(depth) else f"{100 * depth:.3g}%" for depth in depths]
+    shares = frame.pivot(index="depth", columns="length", values="share").reindex(depths)
+    counts = frame.pivot(index="depth", columns="length", values="count").reindex(depths)
+    counts.index = list(map(_depth_label, depths))
     return frame, shares, counts.fillna("-")
+
+
+def _depth_label(depth: Any) -> str:
+    if pd.isna(depth):
+        return "anywhere"
+    return f"{100 * depth:.3g}%"
 
 
 def passkey_table(cells: Sequence[Mapping[str, Any]]) -> str:
@@ -75,16 +83,18 @@ def passkey_table(cells: Sequence[Mapping[str, Any]]) -> str:
     for _, column in frame.groupby("length"):
         trials = column["trials"].sum()
         all_.append(f"{column['correct'].sum()}/{trials}")
-        ids.append(
-            "-"
-            if column["correct_ids"].isna().any()
-            else f"{int(column['correct_ids'].sum())}/{trials}"
-        )
+        by_ids = "-"
+        # unknown where a tokenizer joins the key with its surroundings
+        if not column["correct_ids"].isna().any():
+            by_ids = f"{int(column['correct_ids'].sum())}/{trials}"
+        ids.append(by_ids)
         tokens.append(f"{(column['mean_tokens'] * column['trials']).sum() / trials:,.0f}")
-    rows += ([all_] if len(rows) > 1 else []) + [ids, tokens]
-    return (
-        markdown_table(["depth", *map(length_label, sorted(frame["length"].unique()))], rows) + "\n"
-    )
+    # of a single depth the row of sums is that row again
+    if len(rows) > 1:
+        rows.append(all_)
+    rows += [ids, tokens]
+    header = ["depth", *map(length_label, sorted(frame["length"].unique()))]
+    return markdown_table(header, rows) + "\n"
 
 
 def draw_passkeys(
@@ -99,46 +109,46 @@ def draw_passkeys(
     )
     axes = figure.add_subplot()
     image = axes.imshow(shares, cmap=COLOURS, vmin=0, vmax=1, aspect="auto")
-    for row in range(len(depths)):
-        for column in range(len(lengths)):
-            colour = "white" if shares.iat[row, column] < 0.6 else "black"
-            axes.text(column, row, counts.iat[row, column], ha="center", va="center", color=colour)
-    axes.set_xticks(range(len(lengths)), labels=[length_label(length) for length in lengths])
+    for row, column in np.ndindex(shares.shape):
+        # readable on dark and on light
+        colour = "white" if shares.iat[row, column] < 0.6 else "black"
+        axes.text(column, row, counts.iat[row, column], ha="center", va="center", color=colour)
+    axes.set_xticks(range(len(lengths)), labels=list(map(length_label, lengths)))
     axes.set_yticks(range(len(depths)), labels=depths)
-    axes.set_xticks([column + 0.5 for column in range(len(lengths) - 1)], minor=True)
-    axes.set_yticks([row + 0.5 for row in range(len(depths) - 1)], minor=True)
+    # white lines between the cells
+    axes.set_xticks(np.arange(len(lengths) - 1) + 0.5, minor=True)
+    axes.set_yticks(np.arange(len(depths) - 1) + 0.5, minor=True)
     axes.grid(which="minor", color="white", lw=1)
     axes.tick_params(which="minor", length=0)
     axes.set(xlabel="length (tokens)", ylabel="depth of the key")
     axes.set_title(title, fontsize="medium", wrap=True, parse_math=False)
-    inside = sum(native_length is None or length <= native_length for length in lengths)
-    if native_length is not None and inside < len(lengths):
+    if native_length is not None and native_length < lengths[-1]:
+        inside = bisect.bisect_right(lengths, native_length)
         axes.axvline(inside - 0.5, color=LINE, linestyle="--", lw=2)
         axes.set_xlabel(f"length (tokens); dashed: native length {length_label(native_length)}")
-    figure.colorbar(
-        image,
-        ax=axes,
-        label="keys found",
-        ticks=[0, 0.5, 1],
-        format=lambda share, _: f"{share:.0%}",
-    )
+    figure.colorbar(image, ax=axes, label="keys found", ticks=[0, 0.5, 1], format=_percent)
     storage.write_file(path, lambda part: figure.savefig(part, dpi=150, format="png"))
     return path
 
 
+def _percent(share: float, _: object) -> str:
+    return f"{share:.0%}"
+
+
 def write_generated(figures: Mapping[str, Any], folder: Path, title: str) -> list[Path]:
     """Write CSV, Markdown and, of arithmetic, the picture into ``folder``."""
-    is_grid = "cells" in figures
-    stem, rows = ("arithmetic", figures["cells"]) if is_grid else ("addressing", figures["tests"])
-    names = ["first", "second", "samples", "correct"]
-    if not is_grid:
+    if "cells" in figures:
+        stem = "arithmetic"
+        rows = figures["cells"]
+        names = ["first", "second", "samples", "correct"]
+    else:
+        stem = "addressing"
+        rows = figures["tests"]
         names = ["length", "kind", "rows", "answers", "correct", "chance"]
     csv_file, table_file, picture = files(folder, stem)
-    storage.write_text(
-        csv_file, storage.as_csv(names, [[row[name] for name in names] for row in rows])
-    )
+    storage.write_text(csv_file, storage.as_csv(names, map(itemgetter(*names), rows)))
     storage.write_text(table_file, f"# {title}\n\n{generated_summary(figures)}\n")
-    if not is_grid:
+    if "cells" not in figures:
         return [csv_file, table_file]
     draw_generated(figures, picture, title)
     return [csv_file, table_file, picture]
@@ -147,13 +157,11 @@ def write_generated(figures: Mapping[str, Any], folder: Path, title: str) -> lis
 def generated_summary(figures: Mapping[str, Any]) -> str:
     """Return a line for each test of addressing, or the means of the grid's parts and a remark on the model."""
     if "tests" in figures:
-        return "\n".join(
-            f"- {each.label}: {each}" for each in map(AnswerCount.from_dict, figures["tests"])
-        )
-    lines = [
-        [PARTS[name], number(mean["value"], ".1%"), f"{mean['cells']:,}"]
-        for name, mean in figures["means"].items()
-    ]
+        counts = map(AnswerCount.from_dict, figures["tests"])
+        return "\n".join(f"- {count.label}: {count}" for count in counts)
+    lines = []
+    for name, mean in figures["means"].items():
+        lines.append([PARTS[name], number(mean["value"], ".1%"), f"{mean['cells']:,}"])
     first, second = figures["trained"]
     trained = f"{first}" if first == second else f"{first} and {second}"
     text = f"Exact match, trained to {trained}:\n\n{markdown_table(['mean over', 'right', 'cells'], lines)}"
@@ -167,11 +175,11 @@ def draw_generated(figures: Mapping[str, Any], path: Path, title: str) -> Path:
     trained lengths framed, cells without a sample grey."""
     cells = figures["cells"]
     sizes = figures["sizes"]
-    last = [max(cell[name] for cell in cells) for name in ("first", "second")]
-    shares = [[math.nan] * last[1] for _ in range(last[0])]
+    last = (max(map(itemgetter("first"), cells)), max(map(itemgetter("second"), cells)))
+    shares = np.full(last, math.nan)
     for cell in cells:
         if cell["samples"]:
-            shares[cell["first"] - 1][cell["second"] - 1] = cell["correct"] / cell["samples"]
+            shares[cell["first"] - 1, cell["second"] - 1] = cell["correct"] / cell["samples"]
     figure = Figure(figsize=(4.8, 4.4), layout="compressed")
     axes = figure.add_subplot(facecolor="0.8")
     edges = (0.5, last[1] + 0.5, 0.5, last[0] + 0.5)
@@ -182,22 +190,22 @@ def draw_generated(figures: Mapping[str, Any], path: Path, title: str) -> Path:
     frame = Rectangle(
         (0.5, 0.5), second, first, fill=False, edgecolor=LINE, lw=2, linestyle="--", clip_on=False
     )
-    frame.set_zorder(3)  # above the axes' own frame
+    # above the axes' own frame
+    frame.set_zorder(3)
     axes.add_patch(frame)
     axes.set(xlim=edges[:2], ylim=edges[2:], xlabel=sizes[1], ylabel=sizes[0])
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(
             MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1)
         )
-    whole, beyond = (number(figures["means"][name]["value"], ".1%") for name in ("whole", "beyond"))
+    whole = number(figures["means"]["whole"]["value"], ".1%")
+    beyond = number(figures["means"]["beyond"]["value"], ".1%")
     axes.set_title(
         f"{figures['task']}\nall {whole}, beyond the frame {beyond}",
         fontsize="medium",
         parse_math=False,
     )
     figure.suptitle(title, fontsize="medium", wrap=True, parse_math=False)
-    figure.colorbar(
-        image, pad=0.02, aspect=25, label="exact match", format=lambda share, _: f"{share:.0%}"
-    )
+    figure.colorbar(image, pad=0.02, aspect=25, label="exact match", format=_percent)
     storage.write_file(path, lambda part: figure.savefig(part, dpi=150, format="png"))
     return path

@@ -12,6 +12,7 @@ Shape letters: T tokens, S keys (T too: nothing is cached), H query heads, G key
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -67,14 +68,13 @@ Visit = Callable[[LayerView], None]
 
 def check(config: PreTrainedConfig) -> list[Problem]:
     """Return why a model of this configuration cannot be inspected."""
+    problems = []
     asked = requested(WITH_WEIGHTS)
-    problems = config_file.check_llama_shaped(config) if extendable.by_own_class(config) else []
     if asked != WITH_WEIGHTS:
-        wrong = f"attention weights are computed by the {WITH_WEIGHTS} backend alone"
-        problems = [
-            Problem(ENVIRONMENT, asked, wrong, "unset this environment variable"),
-            *problems,
-        ]
+        reason = f"attention weights are computed by the {WITH_WEIGHTS} backend alone"
+        problems.append(Problem(ENVIRONMENT, asked, reason, "unset this environment variable"))
+    if extendable.by_own_class(config):
+        problems += config_file.check_llama_shaped(config)
     return problems
 
 
@@ -98,12 +98,10 @@ def inspect(
     Returns:
         Logits [T, V].
     """
-    decoder = [
-        block
-        for block in model.base_model.modules()
-        if isinstance(block, GradientCheckpointingLayer)
-    ]
-    if model.training or not all(1 <= number <= len(decoder) for number in layers):
+    modules = model.base_model.modules()
+    # transformers' class of every layer that can be checkpointed
+    decoder = [block for block in modules if isinstance(block, GradientCheckpointingLayer)]
+    if model.training or not set(layers) <= set(range(1, len(decoder) + 1)):
         raise ValueError(
             f"layers {list(layers)} of {len(decoder)}: inspect a model in evaluation mode, from layer 1"
         )
@@ -132,8 +130,10 @@ def _watch(block: Any, number: int, config: Any, visit: Visit) -> list[Removable
 
     def before(_: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         hidden_BTD, state = arguments
-        found = _positions(block.position, hidden_BTD, state, named["inputs"], config)
-        read[:] = [(None, None, None) if found is None else (found, named["inputs"].start, state)]
+        positions = _positions(block.position, hidden_BTD, state, named["inputs"], config)
+        read[:] = [(None, None, None)]
+        if positions is not None:
+            read[:] = [(positions, named["inputs"].start, state)]
 
     def after(_: nn.Module, __: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         visit(LayerView(number, output[1][0], *read.pop()))
@@ -155,25 +155,20 @@ def _positions(
     start = inputs.start
     groups = config.num_key_value_heads
     width = config.head_dim
-    places: Any = inputs.query_positions, inputs.key_positions
-    carried = layer.carry(start, state, hidden_BTD.new_zeros(1, groups, hidden_BTD.shape[1], width))
-    bias = layer.score_bias(
-        None if places[0] is None else places, None if carried is None else (carried, carried)
+    places: Any = None
+    if inputs.query_positions is not None:
+        places = (inputs.query_positions, inputs.key_positions)
+    carried: Any = layer.carry(
+        start, state, hidden_BTD.new_zeros(1, groups, hidden_BTD.shape[1], width)
     )
+    if carried is not None:
+        carried = (carried, carried)
+    bias = layer.score_bias(places, carried)
     if isinstance(bias, ScoreBias):
-        starts = range(0, bias.query_marks.shape[2], QUERIES_AT_ONCE)
-        parts = [slice(first, first + QUERIES_AT_ONCE) for first in starts]
-        return PositionMap(
-            "score bias",
-            lambda: torch.cat([bias.of(part, slice(None)) for part in parts], dim=2)[0],
-        )
+        return PositionMap("score bias", partial(_whole_bias, bias))
 
-    # of the class, since peft may wrap the layer; a rotation that depends on content has no state to show
-    rotates, observes = (
-        getattr(getattr(layer, name), "__func__", None) is not getattr(PositionLayer, name)
-        for name in ("rotate", "observe")
-    )
-    if start is None or observes or not rotates:
+    # a rotation that depends on content has no state to show
+    if start is None or _overrides(layer, "observe") or not _overrides(layer, "rotate"):
         return None
     heads = groups if state is not None else start.shape[1]
 
@@ -183,8 +178,9 @@ def _positions(
     halves_21GTK = hidden_BTD.new_zeros(2, 1, heads, hidden_BTD.shape[1], width, dtype=dtype)
     halves_21GTK[0, ..., : width // 2] = 1
     halves_21GTK[1, ..., width // 2 :] = 1
-    rotated = [layer.rotate(half, half, start, state) for half in halves_21GTK]
-    queries_GTC, keys_GTC = (torch.cat(both, dim=-1)[0] for both in zip(*rotated, strict=True))
+    left, right = (layer.rotate(half, half, start, state) for half in halves_21GTK)
+    queries_GTC = torch.cat((left[0], right[0]), dim=-1)[0]
+    keys_GTC = torch.cat((left[1], right[1]), dim=-1)[0]
     # 1 for a token with itself under plain RoPE; queries and keys may be rotated differently
     return PositionMap("dot product", lambda: queries_GTC @ keys_GTC.mT / width)
 
@@ -216,11 +212,29 @@ def measure_updates(
         d = view.deviation.float()
         e = view.start.float() + d
         statistics.deviation.append((d.norm() / e.norm()).item())
-        d_pairs, e_pairs = (x.unflatten(-1, (2, -1)) for x in (d, e))
+        # the halves of a state are cosines and sines: column j of both is a pair
+        d_pairs = d.unflatten(-1, (2, -1))
+        e_pairs = e.unflatten(-1, (2, -1))
         along = (d_pairs * e_pairs).sum(-2) / e_pairs.norm(dim=-2).clamp_min(1e-12)
         squares = d.square().sum()
-        statistics.along_own.append((along.square().sum() / squares).item() if squares else None)
+        share = None
+        if squares:
+            share = (along.square().sum() / squares).item()
+        statistics.along_own.append(share)
 
     with evaluating(model):
         inspect(model, ids_T, range(1, model.config.num_hidden_layers + 1), visit, positions_T)
     return statistics
+
+
+def _whole_bias(bias: ScoreBias) -> Tensor:
+    """Return the bias of every query and key, some queries at a time."""
+    parts = []
+    for first in range(0, bias.query_marks.shape[2], QUERIES_AT_ONCE):
+        parts.append(bias.of(slice(first, first + QUERIES_AT_ONCE), slice(None)))
+    return torch.cat(parts, dim=2)[0]
+
+
+def _overrides(layer: PositionLayer, name: str) -> bool:
+    """Return whether the layer's class has a method of its own; of the class, since peft may wrap the layer."""
+    return getattr(getattr(layer, name), "__func__", None) is not getattr(PositionLayer, name)

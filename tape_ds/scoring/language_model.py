@@ -7,10 +7,14 @@ harness`` evaluates with it.
 """
 
 import inspect
+import itertools
 import logging
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import starmap
+from operator import itemgetter
 from typing import Any, cast
 
 import torch
@@ -19,6 +23,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.models import huggingface
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig
 
 from tape_ds.data.prompting import around, beginning
@@ -73,7 +78,8 @@ class HarnessModel(huggingface.HFLM):
             softmax_dtype="float32",
         )
         self._ranks = RankSync()
-        self._rank, self._world_size = self._ranks.rank, self._ranks.world
+        self._rank = self._ranks.rank
+        self._world_size = self._ranks.world
         self.truncate = truncate
         self.tasks: Mapping[str, Any] = {}
         """lm-eval's tasks by name, if they are known: all their requests are measured before the first answer."""
@@ -104,14 +110,13 @@ class HarnessModel(huggingface.HFLM):
         **_: Any,
     ) -> tuple[Tensor, Tensor]:
         """Return ids and mask of prompts, padded on the left; each is encoded by :meth:`tok_encode`."""
-        rows = [
-            self.tok_encode(string)[-(left_truncate_len or self.max_length) :] for string in strings
-        ]
-        width = max(map(len, rows))
-        pad = self.tokenizer.pad_token_id
-        ids_BT = torch.tensor([[pad] * (width - len(row)) + row for row in rows])
-        mask_BT = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
-        return ids_BT, mask_BT
+        most = left_truncate_len or self.max_length
+        rows = []
+        for string in strings:
+            rows.append(torch.tensor(self.tok_encode(string)[-most:], dtype=torch.int64))
+        pad = partial(pad_sequence, batch_first=True, padding_side="left")
+        ids_BT = pad(rows, padding_value=self.tokenizer.pad_token_id)
+        return ids_BT, pad(list(map(torch.ones_like, rows)))
 
     def loglikelihood(
         self, requests: list[Instance], disable_tqdm: bool = False
@@ -137,8 +142,8 @@ class HarnessModel(huggingface.HFLM):
         size = self._detect_batch_size() if self.batch_size == "auto" else int(self.batch_size)
         for start in range(0, len(windows), size):
             batch = windows[start : start + size]
-            found = self._loglikelihood_tokens(batch, disable_tqdm=True, override_bs=len(batch))
-            for owner, (score, _) in zip(owners[start:], found, strict=False):
+            scores = self._loglikelihood_tokens(batch, disable_tqdm=True, override_bs=len(batch))
+            for owner, (score, _) in zip(owners[start:], scores, strict=False):
                 totals[owner] += score
         for request, total in zip(requests, totals, strict=True):
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
@@ -150,11 +155,13 @@ class HarnessModel(huggingface.HFLM):
         ids = self.tok_encode(text)
         if ids[: len(self._beginning)] == self._beginning:
             ids = ids[len(self._beginning) :]
-        windows = utils.get_rolling_token_windows(
-            ids, last, self.max_length - len(more), context_len=1
-        )
-        found = [utils.make_disjoint_window(window) for window in windows]
-        return [(more + context, continuation) for context, continuation in found[:1]] + found[1:]
+        room = self.max_length - len(more)
+        rolling = utils.get_rolling_token_windows(ids, last, room, context_len=1)
+        windows = list(map(utils.make_disjoint_window, rolling))
+        # the first has the rest of the beginning too
+        if windows:
+            windows[0] = (more + windows[0][0], windows[0][1])
+        return windows
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         self.measure(requests)
@@ -166,9 +173,7 @@ class HarnessModel(huggingface.HFLM):
             return
         self._measured = bool(self.tasks)
         by_task = {name: task.instances for name, task in self.tasks.items()} or {"all": requests}
-        problems = [
-            problem for name, each in by_task.items() for problem in self._check(name, each)
-        ]
+        problems = list(itertools.chain.from_iterable(starmap(self._check, by_task.items())))
         if problems:
             error = UserError(problems)
             # each process measures its own share
@@ -191,27 +196,15 @@ class HarnessModel(huggingface.HFLM):
                     settings: dict[str, Any] = dict(normalize_gen_kwargs(dict(request.args[1])))
                     handle_stop_sequences(settings.get("until"), eos=None)
                 except (ValueError, TypeError) as error:
-                    return [
-                        Problem(
-                            "--gen_kwargs",
-                            request.args[1],
-                            str(error),
-                            "write name=value, numbers as such",
-                        )
-                    ]
+                    remedy = "write name=value, numbers as such"
+                    return [Problem("--gen_kwargs", request.args[1], str(error), remedy)]
                 answer = settings["max_gen_toks"]
                 prompt = self.tok_encode(request.args[0])
                 target = []
                 tokens = len(prompt) + answer
             elif not request.args[1]:
-                return [
-                    Problem(
-                        "--tasks",
-                        task,
-                        "it asks for the likelihood of an empty answer",
-                        "leave it out",
-                    )
-                ]
+                reason = "it asks for the likelihood of an empty answer"
+                return [Problem("--tasks", task, reason, "leave it out")]
             else:
                 prompt = [self.prefix_token_id]
                 target = self.tok_encode(request.args[1], add_special_tokens=False)
@@ -229,23 +222,17 @@ class HarnessModel(huggingface.HFLM):
             self.cut["tokens"] += cut
 
         if longest_answer >= self.max_length:
-            wrong = (
+            reason = (
                 f"the answer alone has {longest_answer:,} tokens, max_length is {self.max_length:,}"
             )
-            return [
-                Problem(
-                    "--tasks",
-                    task,
-                    wrong,
-                    "raise --max_length, or lower max_gen_toks in --gen_kwargs",
-                )
-            ]
+            remedy = "raise --max_length, or lower max_gen_toks in --gen_kwargs"
+            return [Problem("--tasks", task, reason, remedy)]
         if longest > self.max_length and self.truncate is None:
-            wrong = f"its longest request has {longest:,} tokens with the answer, max_length is {self.max_length:,}"
+            reason = f"its longest request has {longest:,} tokens with the answer, max_length is {self.max_length:,}"
             remedy = (
                 f"--max_length {longest}, or --truncate left, which cuts prompts and counts them"
             )
-            return [Problem("--tasks", task, wrong, remedy)]
+            return [Problem("--tasks", task, reason, remedy)]
         return []
 
     def _loglikelihood_tokens(
@@ -255,19 +242,19 @@ class HarnessModel(huggingface.HFLM):
         override_bs: int | None = None,
     ) -> list[tuple[float, bool]]:
         # HFLM reads the last logits of a text: a batch of one needs no others, which saves most of the memory
-        alone = self._takes_kept and self.batch_size == 1
-        self._kept = (
-            {"logits_to_keep": max((len(each[-1]) for each in requests), default=1)}
-            if alone
-            else {}
-        )
-        found = super()._loglikelihood_tokens(requests, disable_tqdm, override_bs)
-        exact.require_numbers([loglikelihood for loglikelihood, _ in found], self.model)
-        return cast(list[tuple[float, bool]], found)
+        self._kept = {}
+        if self._takes_kept and self.batch_size == 1:
+            longest = max(map(len, map(itemgetter(-1), requests)), default=1)
+            self._kept["logits_to_keep"] = longest
+        scores = super()._loglikelihood_tokens(requests, disable_tqdm, override_bs)
+        exact.require_numbers(list(map(itemgetter(0), scores)), self.model)
+        return cast(list[tuple[float, bool]], scores)
 
     def _detect_batch_size(self, requests: Sequence[Any] | None = None, pos: int = 0) -> int:
         # lm-eval would double sizes until the memory is full, which ends a process on the CPU
-        longest = len(requests[pos][1]) + len(requests[pos][2]) if requests else self.max_length
+        longest = self.max_length
+        if requests:
+            longest = len(requests[pos][1]) + len(requests[pos][2])
         return max(1, AUTO_TOKENS // longest)
 
     def _model_call(
@@ -291,9 +278,9 @@ class HarnessModel(huggingface.HFLM):
         return torch.tensor(self._ranks.objects(tensor.tolist())).flatten()
 
     def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
-        found = self._ranks.objects(obj)
+        objects = self._ranks.objects(obj)
         if self.rank == dst:
-            return found
+            return objects
         return None
 
     def barrier(self) -> None:

@@ -10,8 +10,10 @@ need one.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,16 +56,17 @@ def jobs(
     texts: Mapping[str, Sequence[Any]], lengths: Sequence[int], short: int
 ) -> dict[str, LongJob]:
     """Return a job for each window of each length that is longer than the short context, the longest first."""
-    found = {}
+    planned = {}
     for length in sorted(lengths, reverse=True):
+        # no token has a longer context than the short one
         if length <= short:
             continue
         for source, parts in texts.items():
             for at, text in enumerate(parts):
                 for window in windows.blocks(len(text.ids), length):
                     key = f"{source} long ppl {at} length {length} from {window.start}"
-                    found[key] = LongJob(source, length, at, window)
-    return found
+                    planned[key] = LongJob(source, length, at, window)
+    return planned
 
 
 def score(
@@ -83,8 +86,11 @@ def score(
         stride: targets that share the beginning of a short context.
         chunk: see :func:`tape_ds.scoring.losses.target_losses`.
     """
+    # N: tokens after the first short context
     judged_N = _long_losses(judge, ids_1T, short, chunk)
-    own_N = judged_N if model is judge else _long_losses(model, ids_1T, short, chunk)
+    own_N = judged_N
+    if model is not judge:
+        own_N = _long_losses(model, ids_1T, short, chunk)
     short_N = short_losses(judge, ids_1T, short=short, stride=stride, chunk=chunk)
     key_N = key_tokens(judged_N, short_N)
     return LongLoss(float(own_N[key_N].sum()), int(key_N.sum()), float(own_N.sum()), len(own_N))
@@ -129,31 +135,29 @@ def work(
 
 def figures(planned: Mapping[str, LongJob], found: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return an entry for each source and length."""
+    by_length: defaultdict[tuple[str, int], list[LongLoss]] = defaultdict(list)
+    for key, job in planned.items():
+        by_length[job.source, job.length].append(LongLoss(**found[key]))
     entries = []
-    for source, length in sorted({(job.source, job.length) for job in planned.values()}):
-        parts = [
-            LongLoss(**found[key])
-            for key, job in planned.items()
-            if (job.source, job.length) == (source, length)
-        ]
+    for (source, length), parts in sorted(by_length.items(), key=itemgetter(0)):
         entries.append({"source": source, "length": length, "windows": len(parts), **pooled(parts)})
     return entries
 
 
 def pooled(parts: Iterable[LongLoss]) -> dict[str, Any]:
     """Return the means over all tokens of all windows; ``long_ppl`` is None without a key token."""
-    listed = list(parts)
-    keys = sum(part.key_tokens for part in listed)
-    targets = sum(part.targets for part in listed)
-    nll = math.fsum(part.nll for part in listed) / targets
+    key_nlls, key_tokens, nlls, targets = zip(*map(astuple, parts), strict=True)
+    nll = math.fsum(nlls) / sum(targets)
     key_nll = None
-    if keys:
-        key_nll = math.fsum(part.key_nll for part in listed) / keys
+    long_ppl = None
+    if any(key_tokens):
+        key_nll = math.fsum(key_nlls) / sum(key_tokens)
+        long_ppl = losses.exp(key_nll)
     return {
-        "long_ppl": None if key_nll is None else losses.exp(key_nll),
+        "long_ppl": long_ppl,
         "key_nll": key_nll,
-        "key_tokens": keys,
-        "targets": targets,
+        "key_tokens": sum(key_tokens),
+        "targets": sum(targets),
         "nll": nll,
         "perplexity": losses.exp(nll),
     }

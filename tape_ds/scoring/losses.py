@@ -61,7 +61,8 @@ def head_of(causal_lm: Any) -> Callable[[Tensor], Tensor]:
         return head
     try:
         plain = has_plain_head(causal_lm)
-    except TypeError:  # the source of its forward is not available
+    except TypeError:
+        # the source of its forward is not available
         return head
     # e.g. scaled or capped logits
     if plain:
@@ -221,9 +222,8 @@ def score_blocks(
         raise ValueError(f"a document of {shortest} tokens has no block of {length}")
     pieces = []
     for document_1T in documents_1T:
-        pieces += [
-            document_1T[:, at.start : at.end] for at in blocks(document_1T.shape[-1], length)
-        ]
+        for window in blocks(document_1T.shape[-1], length):
+            pieces.append(document_1T[:, window.start : window.end])
     # every block has the same number of targets, so the mean of means is the mean
     losses = each(lambda block_1T: score_spans(model, block_1T, span=length).mean, pieces)
     return Perplexity(
@@ -263,6 +263,7 @@ def score_windows(
         same = list(alike)
         for at in range(0, len(same), batch):
             together = same[at : at + batch]
+            # alike, so that none needs padding
             ids_BT = torch.stack([sequence(ids, window, begin) for ids, window in together])
             first = ids_BT.shape[-1] - together[0][1].targets
             nll_BN, foreseen_BN = target_losses(model, ids_BT, first=first, chunk=chunk)

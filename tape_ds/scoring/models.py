@@ -48,12 +48,15 @@ _PROBED = 8
 
 
 class LoadOptions(NamedTuple):
-    tokenizer: str | None  # None: the model's own
-    dtype: torch.dtype | None  # None: of the stored weights
+    # None: the model's own
+    tokenizer: str | None
+    # None: of the stored weights
+    dtype: torch.dtype | None
     device: torch.device
     # whether code that came with the model or the tokenizer may run
     trust_remote_code: bool
-    base_anyway: bool  # see trained.find_base
+    # see trained.find_base
+    base_anyway: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,11 +191,11 @@ def check_lengths(name: str, lengths: Sequence[int], model: FoundModel) -> list[
     limit = model.position_limit
     wrong = f"{model.name_or_path} has positions for {limit} tokens and no more"
     remedy = f"give {limit} or less, or extend the model first"
-    return [
-        Problem(name, length, wrong, remedy)
-        for length in lengths
-        if limit is not None and length > limit
-    ]
+    problems = []
+    for length in lengths:
+        if limit is not None and length > limit:
+            problems.append(Problem(name, length, wrong, remedy))
+    return problems
 
 
 def check_tokens(field: str, ids: Sequence[int], model: FoundModel) -> list[Problem]:
@@ -220,13 +223,15 @@ def find(options: argparse.Namespace, problems: Sequence[Problem] = ()) -> Found
             place = torch.device(options.device)
         elif gpus:
             place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % gpus)
-        torch.zeros(1, device=place).item()  # "meta" holds no numbers
+        # "meta" holds no numbers
+        torch.zeros(1, device=place).item()
     except (RuntimeError, AssertionError) as error:
-        wrong = f"not available ({str(error).splitlines()[0]})"
-        remedy = f"one of: auto, cpu{''.join(f', cuda:{index}' for index in range(gpus))}"
-        problems.append(Problem("--device", options.device, wrong, remedy))
+        reason = f"not available ({str(error).splitlines()[0]})"
+        devices = ["auto", "cpu", *map("cuda:{}".format, range(gpus))]
+        remedy = f"one of: {', '.join(devices)}"
+        problems.append(Problem("--device", options.device, reason, remedy))
 
-    found: FoundModel | None = None
+    model: FoundModel | None = None
     with collecting(problems):
         dtype = None
         if options.dtype != "auto":
@@ -234,8 +239,8 @@ def find(options: argparse.Namespace, problems: Sequence[Problem] = ()) -> Found
         chosen = LoadOptions(
             options.tokenizer, dtype, place, options.trust_remote_code, options.base_anyway
         )
-        found = _find(name_or_path, chosen)
-        changed = found.config if isinstance(found.config, TapeConfig) else None
+        model = _find(name_or_path, chosen)
+        changed = model.config if isinstance(model.config, TapeConfig) else None
         asked = {}
         if options.position_updates == "off":
             asked["position_updates"] = "off"
@@ -243,20 +248,24 @@ def find(options: argparse.Namespace, problems: Sequence[Problem] = ()) -> Found
             if changed is not None:
                 without = encodings.without_updates(changed)
             if without is None:
-                wrong = f"{name_or_path} has no position updates"
-                problems.append(Problem("--position_updates", "off", wrong, "leave it out"))
+                reason = f"{name_or_path} has no position updates"
+                problems.append(Problem("--position_updates", "off", reason, "leave it out"))
             changed = without or changed
         if options.rope_scaling == "yarn":
-            asked["angles"] = "yarn"  # the name in stored results
-            changed = None if changed is None else encodings.with_yarn(changed)
+            # the name in stored results
+            asked["angles"] = "yarn"
+            if changed is not None:
+                changed = encodings.with_yarn(changed)
             if changed is None:
-                wrong = f"{name_or_path} has no plain RoPE that this package could scale"
-                problems.append(Problem("--rope_scaling", "yarn", wrong, "leave it out"))
-        found = replace(found, changed=changed, asked=asked) if asked else found
-        found.tokenizer()
+                reason = f"{name_or_path} has no plain RoPE that this package could scale"
+                problems.append(Problem("--rope_scaling", "yarn", reason, "leave it out"))
+        if asked:
+            model = replace(model, changed=changed, asked=asked)
+        # one that cannot be read is reported now
+        model.tokenizer()
     raise_if_any(problems)
-    assert found is not None
-    return found
+    assert model is not None
+    return model
 
 
 def digest_of(name_or_path: str, *, base_anyway: bool = False) -> str:
@@ -269,22 +278,22 @@ def digest_of(name_or_path: str, *, base_anyway: bool = False) -> str:
 def _find(name_or_path: str, options: LoadOptions) -> FoundModel:
     given = Path(name_or_path)
     records = (given / trained.RECORD, given / TRAINED / trained.RECORD)
-    if any(record.is_file() for record in records) or source_model.model_type(given) in TYPES:
+    if any(map(Path.is_file, records)) or source_model.model_type(given) in TYPES:
         # a run's folder, or a model folder of this project, exported ones included
         source = source_model.find(name_or_path, base_anyway=options.base_anyway)
         record = source.record
         folder = source.folder
         dtype = options.dtype or source.dtype
         files = _model_files(folder)
-        if (
-            record is not None
-            and record.base is not None
-            and not any(folder.glob(trained.WHOLE_WEIGHTS))
-        ):
-            files += _model_files(Path(trained.find_base(folder, record, options.base_anyway)))
+        kind = "model folder"
+        if record is not None:
+            kind = "trained"
+            # of an adapter the base decides the numbers as well
+            if record.base is not None and not any(folder.glob(trained.WHOLE_WEIGHTS)):
+                files += _model_files(Path(trained.find_base(folder, record, options.base_anyway)))
         return FoundModel(
             name_or_path=name_or_path,
-            kind="trained" if record is not None else "model folder",
+            kind=kind,
             folder=folder,
             config=source.config,
             load_options=options,
@@ -296,11 +305,8 @@ def _find(name_or_path: str, options: LoadOptions) -> FoundModel:
         )
 
     if given.exists():
-        raise_if_any(
-            list(
-                config_file.check_name("model", name_or_path, (config_file.CONFIG, ADAPTER_CONFIG))
-            )
-        )
+        names = (config_file.CONFIG, ADAPTER_CONFIG)
+        raise_if_any(list(config_file.check_name("model", name_or_path, names)))
     folder = Path(model_folder.resolve(name_or_path))
     if (folder / ADAPTER_CONFIG).is_file() and not weight_files.files(folder):
         return _find_adapter(name_or_path, folder, options)
@@ -308,12 +314,11 @@ def _find(name_or_path: str, options: LoadOptions) -> FoundModel:
     config = extendable.read(folder, trust_remote_code=options.trust_remote_code)
     auto_map = getattr(config, "auto_map", None) or {}
     own_code = "AutoModelForCausalLM" in auto_map
-    if type(config) not in AutoModelForCausalLM._model_mapping and not (
-        own_code and options.trust_remote_code
-    ):
-        wrong = f"its model_type is {config.model_type!r}, which is no causal LM that transformers knows"
+    runs_own_code = own_code and options.trust_remote_code
+    if type(config) not in AutoModelForCausalLM._model_mapping and not runs_own_code:
+        reason = f"its model_type is {config.model_type!r}, which is no causal LM that transformers knows"
         remedy = RUN_CODE if own_code else "give a causal language model"
-        raise UserError(Problem("model", name_or_path, wrong, remedy))
+        raise UserError(Problem("model", name_or_path, reason, remedy))
     dtype = options.dtype or exact.stored_dtype(folder, config)
     raise_if_any(weight_files.check_folder(folder))
     if not (options.trust_remote_code and auto_map):
@@ -329,6 +334,9 @@ def _find(name_or_path: str, options: LoadOptions) -> FoundModel:
                     device_map=None
                 )
     load = partial(_load_plain, folder, config, trust_remote_code=options.trust_remote_code)
+    files = _model_files(folder)
+    if options.trust_remote_code:
+        files += sorted(folder.rglob("*.py"))
     return FoundModel(
         name_or_path=name_or_path,
         kind="transformers",
@@ -336,10 +344,7 @@ def _find(name_or_path: str, options: LoadOptions) -> FoundModel:
         config=config,
         load_options=options,
         dtype=dtype,
-        files=[
-            *_model_files(folder),
-            *(sorted(folder.rglob("*.py")) if options.trust_remote_code else ()),
-        ],
+        files=files,
         whole=merging.of_folder(
             folder, load, config, "model", name_or_path, runs_code=options.trust_remote_code
         ),
@@ -365,29 +370,30 @@ def _find_adapter(
     """Find peft's adapter and the base that its configuration names."""
     from peft import PeftConfig
 
-    def refuse(wrong: str, remedy: str) -> UserError:
-        return UserError(Problem("model", name_or_path, wrong, remedy))
+    def refuse(reason: str, remedy: str) -> UserError:
+        return UserError(Problem("model", name_or_path, reason, remedy))
 
     if (folder / "trainable_params.bin").is_file():
-        wrong = (
+        reason = (
             "trainable_params.bin of the adapter's folder (embeddings and norms) would be left out"
         )
-        raise refuse(wrong, "merge both into a model folder first, as LongLoRA does")
+        raise refuse(reason, "merge both into a model folder first, as LongLoRA does")
     raise_if_any(weight_files.check_adapter(folder))
     with as_message(f"{ADAPTER_CONFIG} cannot be read", "model", name_or_path, READ_AGAIN):
         config = PeftConfig.from_pretrained(str(folder))
     named = config.base_model_name_or_path
     if config.is_prompt_learning:
-        wrong = (
+        reason = (
             f"{ADAPTER_CONFIG} is of the kind {config.peft_type}, which is not merged into weights"
         )
-        raise refuse(wrong, "give an adapter such as LoRA")
+        raise refuse(reason, "give an adapter such as LoRA")
     for name, value in (("base_model_name_or_path", named), ("revision", config.revision)):
         if not isinstance(value, str | None):
             raise refuse(f"{ADAPTER_CONFIG} has {name} = {value!r}, not a text", READ_AGAIN)
     if not named or Path(named).resolve() == folder.resolve():
-        wrong = f"{ADAPTER_CONFIG} names {'its own folder as the' if named else 'no'} base"
-        raise refuse(wrong, "write the base's path as base_model_name_or_path into it")
+        whose = "its own folder as the" if named else "no"
+        reason = f"{ADAPTER_CONFIG} names {whose} base"
+        raise refuse(reason, "write the base's path as base_model_name_or_path into it")
     if config.revision and not Path(named).exists():
         named = f"{named}@{config.revision}"
     own_tokenizer = None
@@ -395,9 +401,9 @@ def _find_adapter(
         own_tokenizer = str(folder)
     base = _find(named, options._replace(tokenizer=options.tokenizer or own_tokenizer))
     if getattr(base.config, "quantization_config", None) is not None:
-        wrong = f"its base {named} is quantised, and a merged model would be rounded to that again"
+        reason = f"its base {named} is quantised, and a merged model would be rounded to that again"
         raise refuse(
-            wrong, f"name the unquantised model as base_model_name_or_path in its {ADAPTER_CONFIG}"
+            reason, f"name the unquantised model as base_model_name_or_path in its {ADAPTER_CONFIG}"
         )
 
     raise_if_any(_check_rows(name_or_path, folder, base))
@@ -422,16 +428,12 @@ def _check_rows(name_or_path: str, folder: Path, base: FoundModel) -> list[Probl
     own = weight_files.headers(base.folder)
     rows = set()
     for name, tensor in theirs.items():
-        plain = (
-            name.removeprefix("base_model.model.")
-            .replace(".base_layer", "")
-            .replace(".modules_to_save", "")
-        )
-        if (
-            plain in own
-            and own[plain].shape[0] == base.rows
-            and own[plain].shape[1:] == tensor.shape[1:]
-        ):
+        # as the base calls it
+        plain = name.removeprefix("base_model.model.")
+        plain = plain.replace(".base_layer", "").replace(".modules_to_save", "")
+        if plain not in own or own[plain].shape[0] != base.rows:
+            continue
+        if own[plain].shape[1:] == tensor.shape[1:]:
             rows.add(tensor.shape[0])
     if not rows - {base.rows}:
         return []
@@ -453,10 +455,12 @@ def _load_plain(folder: Path, config: PreTrainedConfig, **arguments: Any) -> Pre
 def _model_files(folder: Path) -> list[Path]:
     """Return configuration and weights of a folder; pickled weights only if there are no others."""
     patterns: Sequence[str] = ("config.json", ADAPTER_CONFIG, trained.RECORD, "*.safetensors")
-    found = [file for pattern in patterns for file in sorted(folder.glob(pattern))]
-    if not any(file.suffix == ".safetensors" for file in found):
-        found += sorted(folder.glob("*.bin"))
-    return found
+    files: list[Path] = []
+    for pattern in patterns:
+        files += sorted(folder.glob(pattern))
+    if not any(file.suffix == ".safetensors" for file in files):
+        files += sorted(folder.glob("*.bin"))
+    return files
 
 
 def print_notes(model: FoundModel, lengths: Sequence[int], *, bos: bool = True) -> None:

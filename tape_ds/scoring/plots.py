@@ -4,14 +4,15 @@ Drawn without a display. Colours are Okabe and Ito's, which stay apart for colou
 differ as well, so that a printed page works too.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
+from matplotlib.ticker import MaxNLocator, MultipleLocator
 
 from tape_ds import storage
 from tape_ds.numbers import length
@@ -20,18 +21,16 @@ from tape_ds.scoring.span_losses import SpanLosses
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
 MANY_COLOURS = (
-    *(
-        "#3f90da",
-        "#ffa90e",
-        "#bd1f01",
-        "#94a4a2",
-        "#832db6",
-        "#a96b59",
-        "#e76300",
-        "#b9ac70",
-        "#717581",
-        "#92dadd",
-    ),
+    "#3f90da",
+    "#ffa90e",
+    "#bd1f01",
+    "#94a4a2",
+    "#832db6",
+    "#a96b59",
+    "#e76300",
+    "#b9ac70",
+    "#717581",
+    "#92dadd",
 )
 """Ten that stay apart (Petroff 2021, arXiv:2107.02270), for more lines than Okabe and Ito have colours."""
 STYLES = ("-", "--", "-.", ":")
@@ -40,33 +39,34 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 def colours(lines: int) -> tuple[str, ...]:
     """Return the colours of a picture with so many lines."""
-    return COLOURS if lines <= len(COLOURS) else MANY_COLOURS
+    if lines <= len(COLOURS):
+        return COLOURS
+    return MANY_COLOURS
 
 
 def loss_curve(history: Iterable[Mapping[str, Any]], path: Path) -> Path:
     """Draw training loss, and its running mean, against the optimizer step, as a PNG. A loss that is not finite is
     marked with a red line. Raises ValueError when no entry has a loss."""
-    losses = [(int(entry["step"]), float(entry["loss"])) for entry in history if "loss" in entry]
-    if not losses:
+    logged = [entry for entry in history if "loss" in entry]
+    if not logged:
         raise ValueError("history holds no entry with a loss: nothing to draw")
-    finite = [(step, loss) for step, loss in losses if math.isfinite(loss)]
+    steps = np.array([int(entry["step"]) for entry in logged])
+    losses = np.array([float(entry["loss"]) for entry in logged])
+    finite = np.isfinite(losses)
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = _tidy(figure.add_subplot())
-    drawn = [loss if math.isfinite(loss) else math.nan for _, loss in losses]
     marker = "." if len(losses) <= 100 else ""
-    axes.plot(
-        [step for step, _ in losses], drawn, color=COLOURS[0], lw=1, marker=marker, label="training"
-    )
+    drawn = np.where(finite, losses, np.nan)
+    axes.plot(steps, drawn, color=COLOURS[0], lw=1, marker=marker, label="training")
     if len(losses) >= 8:
         # sequences differ more than a few steps change
         width = max(min(8, len(losses) // 2), len(losses) // 10)
-        ends = range(width, len(finite) + 1)
-        means = [sum(loss for _, loss in finite[end - width : end]) / width for end in ends]
-        steps = [finite[end - 1][0] for end in ends]
-        axes.plot(steps, means, color=COLOURS[4], lw=2, label=f"training, mean of {width} entries")
-    for step, loss in losses:
-        if not math.isfinite(loss):
-            axes.axvline(step, color="#CC0000", lw=1, alpha=0.6)
+        # over entries that are finite: one that is not would blank a whole window
+        means = pd.Series(losses[finite], index=steps[finite]).rolling(width).mean()[width - 1 :]
+        label = f"training, mean of {width} entries"
+        axes.plot(means.index, means, color=COLOURS[4], lw=2, label=label)
+    for step in steps[~finite]:
+        axes.axvline(step, color="#CC0000", lw=1, alpha=0.6)
     axes.set(xlabel="optimizer step", ylabel="loss (nats per token)", title="Loss during training")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(frameon=False)
@@ -83,7 +83,7 @@ def loss_by_position(
     or more, the differences from ``reference`` (None: the median of each span). Stretches of a document differ far more
     than good models do: without the differences, lines cover one another. ``native_length`` is marked by a dashed line.
     A span whose loss is not finite leaves a gap, and the legend counts them."""
-    end = max(stop for losses in variants.values() for _, stop in _borders(losses))
+    end = max(_stops(losses)[-1] for losses in variants.values())
     step = scales.tick_step(end)
     halves = min(len(variants), 2)
     figure = Figure(figsize=(10, 2.5 + 2.5 * halves), layout="constrained")
@@ -91,23 +91,28 @@ def loss_by_position(
     palette = colours(len(variants))
     curves = {}
     for name, losses in variants.items():
-        middles = [(start + stop) / 2 for start, stop in _borders(losses)]
-        curves[name] = dict(zip(middles, losses.nll, strict=True))
+        middles = (np.array(losses.starts) + _stops(losses)) / 2
+        curves[name] = dict(zip(middles.tolist(), losses.nll, strict=True))
     differences = scales.less_reference(curves, reference)
 
-    for axes, drawn in [(upper, curves), *((half, differences) for half in lower)]:
+    for axes in (upper, *lower):
+        drawn = differences if axes in lower else curves
         _tidy(axes)
         for index, (name, points) in enumerate(drawn.items()):
-            values = [nll if math.isfinite(nll) else math.nan for nll in points.values()]
-            gaps = sum(math.isnan(nll) for nll in values)
+            values = np.array([*points.values()])
+            finite = np.isfinite(values)
+            label = name
+            if not finite.all():
+                label = f"{name} ({(~finite).sum()} spans not finite)"
             axes.plot(
                 [*points],
-                values,
+                np.where(finite, values, np.nan),
                 color=palette[index % len(palette)],
                 linestyle=STYLES[index % len(STYLES)],
+                # a second round of the colours has other markers
                 marker=MARKERS[(index + index // len(palette)) % len(MARKERS)],
                 markersize=5,
-                label=f"{name} ({gaps} spans not finite)" if gaps else name,
+                label=label,
             )
         if native_length is not None:
             axes.axvline(
@@ -120,11 +125,9 @@ def loss_by_position(
         axes.set(xlabel="position in the document (tokens)", xlim=(0, end))
         # ticks at multiples of a power of two, at most nine, written 0, 2k, 4k ... as lengths in this field are
         axes.xaxis.set_major_locator(MultipleLocator(step))
-        axes.xaxis.set_major_formatter(
-            FuncFormatter(lambda x, _: f"{x / 1024:g}k" if x and step >= 1024 else f"{x:g}")
-        )
+        axes.xaxis.set_major_formatter(_thousands if step >= 1024 else "{x:g}")
         if axes in lower:
-            limit = scales.height(nll for points in drawn.values() for nll in points.values())
+            limit = scales.height(drawn)
             axes.set_ylim(-limit, limit)
             axes.set(ylabel=f"difference from\n{reference or 'the median'}")
     upper.set(xlabel=None if lower else upper.get_xlabel(), ylabel="loss (nats per token)")
@@ -148,17 +151,18 @@ def position_updates(measured: Sequence[tuple[int, Mapping[str, Any]]], path: Pa
     for axes, (name, label) in zip(figure.subplots(1, 3), panels.items(), strict=True):
         _tidy(axes)
         for at, (step, lists) in enumerate(measured):
-            values = [math.nan if value is None else value for value in lists[name]]
+            # None, of a layer without updates, becomes NaN
+            values = np.array(lists[name], dtype=float)
             shade = 0.25 + 0.75 * (at + 1) / len(measured)
             layers = range(1, len(values) + 1)
             axes.plot(
                 layers, values, color=COLOURS[0], alpha=shade, marker=".", label=f"step {step}"
             )
-        axes.set(
-            xlabel="layer that reads the state",
-            title=label,
-            ylim=(0, 1.02 if name == "along_own" else None),
-        )
+        axes.set(xlabel="layer that reads the state", title=label)
+        axes.set_ylim(bottom=0)
+        # a share
+        if name == "along_own":
+            axes.set_ylim(top=1.02)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
     return _write(figure, path)
@@ -170,16 +174,19 @@ def _tidy(axes: Axes) -> Axes:
     return axes
 
 
-def _borders(losses: SpanLosses) -> list[tuple[int, int]]:
-    """Return the first position of each span and the one after its last; only the last span can be shorter."""
-    last = len(losses.starts) - 1
-    lengths = [
-        min(losses.span, count) if at == last else losses.span
-        for at, count in enumerate(losses.counts)
-    ]
-    return [(start, start + length) for start, length in zip(losses.starts, lengths, strict=True)]
-
-
 def _write(figure: Figure, path: Path) -> Path:
     storage.write_file(path, lambda aside: figure.savefig(aside, dpi=150, format="png"))
     return path
+
+
+def _stops(losses: SpanLosses) -> list[int]:
+    """Return the position after the last of each span; only the last span can be shorter."""
+    stops = [start + losses.span for start in losses.starts]
+    stops[-1] = losses.starts[-1] + min(losses.span, losses.counts[-1])
+    return stops
+
+
+def _thousands(x: float, _: object) -> str:
+    if x:
+        return f"{x / 1024:g}k"
+    return "0"

@@ -73,36 +73,32 @@ def answer(
     causal_lm = bare(model)
     ends = kind.ends(model, tokenizer)
     first = asked[0]
-    reading: dict[str, Any] = {
-        "new_tokens": first.new_tokens,
-        "chunk": chunk,
-        "ends": ends if stop else (),
-    }
+    reading: dict[str, Any] = {"new_tokens": first.new_tokens, "chunk": chunk}
+    if stop:
+        reading["ends"] = ends
     with evaluating(causal_lm):
         if len(asked) == 1:
-            found = [
-                replies.reply(
-                    causal_lm, first.ids, length=first.length, use_cache=use_cache, **reading
-                )
-            ]
+            # as many pieces as a prompt of the nominal length has
+            reading |= {"length": first.length, "use_cache": use_cache}
+            replied = [replies.reply(causal_lm, first.ids, **reading)]
         else:
-            found = replies.replies_sharing(
-                causal_lm, [question.ids for question in asked], **reading
-            )
-    return [
-        kind.row(each, replies.until(ids, ends), tokenizer)
-        for each, ids in zip(asked, found, strict=True)
-    ]
+            prompts = [question.ids for question in asked]
+            replied = replies.replies_sharing(causal_lm, prompts, **reading)
+    rows = []
+    for question, ids in zip(asked, replied, strict=True):
+        # one that did not stop at its end is cut there
+        rows.append(kind.row(question, replies.until(ids, ends), tokenizer))
+    return rows
 
 
 def grouped(
     questions: Sequence[AnyQuestion], key: Callable[[AnyQuestion], Any]
 ) -> list[list[AnyQuestion]]:
     """Return the questions of each key together, in their order."""
-    found: dict[Any, list[AnyQuestion]] = {}
+    groups: dict[Any, list[AnyQuestion]] = {}
     for question in questions:
-        found.setdefault(key(question), []).append(question)
-    return list(found.values())
+        groups.setdefault(key(question), []).append(question)
+    return list(groups.values())
 
 
 def tokens_needed(asked: Sequence[Question]) -> int:

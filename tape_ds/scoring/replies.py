@@ -85,10 +85,11 @@ def until(ids: Sequence[int], ends: Sequence[int]) -> Sequence[int]:
 
 def shared_beginning(prompts: Sequence[Sequence[int]]) -> int:
     """Return how many tokens all prompts begin with, at most all but the last one of the shortest."""
-    shortest = min(len(ids) for ids in prompts)
-    for place in range(shortest - 1):
-        if len({ids[place] for ids in prompts}) > 1:
+    shortest = min(map(len, prompts))
+    for place, tokens in zip(range(shortest - 1), zip(*prompts, strict=False), strict=False):
+        if len(set(tokens)) > 1:
             return place
+    # a reply follows a token that was read for it alone
     return shortest - 1
 
 
@@ -105,19 +106,18 @@ def replies_sharing(
     The beginning is found in token ids, so that the model reads exactly those of each prompt. It must be a model that
     :func:`why_unshared` allows.
     """
+    # a cache of what all begin with is read on from by each
     shared = shared_beginning(prompts)
-    if shared == 0:
-        return [
-            reply(causal_lm, ids, new_tokens=new_tokens, ends=ends, chunk=chunk) for ids in prompts
-        ]
-    rest = [ids[shared:] for ids in prompts]
     reading: dict[str, Any] = {"new_tokens": new_tokens, "ends": ends, "chunk": chunk}
+    if shared == 0:
+        return [reply(causal_lm, ids, **reading) for ids in prompts]
+    rest = [ids[shared:] for ids in prompts]
     return list(replies_about(causal_lm, prompts[0][:shared], rest, **reading))
 
 
 def is_cuttable(cache: Any) -> bool:
     """Return whether a cache can be cut back to what it held before: layers of other kinds keep less than all."""
-    return all(type(layer) is DynamicLayer for layer in cache.layers)
+    return set(map(type, cache.layers)) <= {DynamicLayer}
 
 
 def replies_about(
@@ -137,8 +137,8 @@ def replies_about(
     _continue(causal_lm, text, cache, pieces, 1, ())
     cuttable = is_cuttable(cache)
     for question in questions:
-        own = cache if cuttable else copy.deepcopy(cache)
-        ids = _continue(causal_lm, question, own, 1, new_tokens, ends)
+        of_question = cache if cuttable else copy.deepcopy(cache)
+        ids = _continue(causal_lm, question, of_question, 1, new_tokens, ends)
         yield ids
         if cuttable:
             # the last new token was not read
@@ -179,4 +179,4 @@ def _continue(
         last_1T = chosen[-1][None]
         ids_1T = torch.cat((ids_1T, last_1T), dim=1)
         chosen.append(next_token(ids_1T if cache is None else last_1T))
-    return [int(token) for token in torch.cat(chosen)]
+    return torch.cat(chosen).tolist()

@@ -5,14 +5,17 @@ A usable length is RULER's effective length where its questions were asked. Pass
 and their rows are named after what they measure.
 """
 
+import bisect
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from markupsafe import Markup
 
 from tape_ds.numbers import length
-from tape_ds.results import UNTOUCHED, WITHOUT_UPDATES, Result, passkeys_of
+from tape_ds.results import UNTOUCHED, WITHOUT_UPDATES, Result
 from tape_ds.scoring import ruler
 from tape_ds.scoring.report_columns import RUN, Column
 from tape_ds.scoring.report_parts import HTML, MISSING, number
@@ -57,7 +60,7 @@ def answers(columns: Sequence[Column]) -> list[Markup]:
     bases = {column.name: base_of(column, columns) for column in columns}
     shown_beside = {base.name for base in bases.values() if base is not None}
     cards = []
-    remarks = []
+    remarks: dict[str, None] = {}
     for column in columns:
         if column.name in shown_beside:
             continue
@@ -65,63 +68,62 @@ def answers(columns: Sequence[Column]) -> list[Markup]:
         rows = [*usable(evidence), *past_native(evidence), *short(evidence)]
         if not rows:
             continue
-        order = [
-            BASE,
-            *(name for row in rows for name in row.cells if name not in (BASE, evidence.own)),
-            evidence.own,
-        ]
-        heads = [name for name in dict.fromkeys(order) if any(name in row.cells for row in rows)]
-        table = [[row.label, *(row.cells.get(name, MISSING) for name in heads)] for row in rows]
-        sentences = " ".join(row.sentence for row in rows if row.sentence)
+        # the base first, the column's own model last
+        names = dict.fromkeys(itertools.chain.from_iterable(row.cells for row in rows))
+        heads = sorted(names, key=lambda name: (name != BASE, name == evidence.own))
+        table = []
+        for row in rows:
+            table.append([row.label, *map(row.cells.get, heads, itertools.repeat(MISSING))])
+        sentences = " ".join(filter(None, (row.sentence for row in rows)))
         cards.append(HTML.answer(column.name, sentences, ["", *heads], table))
-        remarks += notes(evidence)
+        remarks |= dict.fromkeys(notes(evidence))
     if cards:
-        return [HTML.answers(cards, list(dict.fromkeys(remarks)))]
+        return [HTML.answers(cards, list(remarks))]
     return []
 
 
 def is_base(column: Column) -> bool:
     """Return whether a column holds evaluations of a model that no run of this project made."""
-    return any(
-        (record.result.model or {}).get("kind") == "transformers"
-        for record in column.records.values()
-    )
+    models = [record.result.model or {} for record in column.records.values()]
+    return any(model.get("kind") == "transformers" for model in models)
 
 
 def base_of(column: Column, columns: Sequence[Column]) -> Column | None:
     """Return the column of the untouched base: the one that the run names, or the only one if no run is recorded."""
     if is_base(column):
         return None
-    others = [each for each in columns if is_base(each)]
-    if RUN in column.records:
-        named = column.records[RUN].result.config.get("model")
-        others = [each for each in others if named in _addresses(each)]
-    if len(others) == 1:
-        return others[0]
+    bases = list(filter(is_base, columns))
+    run = column.result(RUN)
+    if run is not None:
+        bases = [base for base in bases if run.config.get("model") in _addresses(base)]
+    if len(bases) == 1:
+        return bases[0]
     return None
 
 
 def _addresses(column: Column) -> list[str]:
-    return [
-        record.result.model["address"] for record in column.records.values() if record.result.model
-    ]
+    models = [record.result.model for record in column.records.values()]
+    return [model["address"] for model in models if model]
 
 
 def native_length(column: Column, base: Column | None = None) -> int | None:
     """Return the tokens that the base of a column's model was made for; None: not recorded."""
-    if RUN in column.records:
-        return column.records[RUN].result.figures.get("native_length")
+    run = column.result(RUN)
+    if run is not None:
+        return run.figures.get("native_length")
     for each in filter(None, (base, column)):
         for record in each.records.values():
             model = record.result.model or {}
             rope = model.get("rope_parameters") or {}
-            if found := rope.get("original_max_position_embeddings") or model.get("native_length"):
-                return int(found)
+            # a scaled model says what it was scaled from
+            tokens = rope.get("original_max_position_embeddings") or model.get("native_length")
+            if tokens:
+                return int(tokens)
     return None
 
 
 def evidence_of(column: Column, base: Column | None) -> Evidence:
-    run = column.records[RUN].result if RUN in column.records else None
+    run = column.result(RUN)
     own = column.name
     if run is not None:
         own = next(reversed(_variants(run)), own)
@@ -132,22 +134,42 @@ def evidence_of(column: Column, base: Column | None) -> Evidence:
         ruler=ruler_figures,
         ruler_asked=asked,
         passkeys=_beside_base(_evaluated_passkeys(column, base, own), _run_passkeys(run, own)),
-        losses=_beside_base(_evaluated_losses(column, base, own), _run_losses(run, own)),
+        losses=_beside_base(_evaluated_losses(column, base, own), _run_losses(run)),
     )
+
+
+def _of_base(base: Column | None, kind: str) -> Result | None:
+    if base is None:
+        return None
+    return base.result(kind)
+
+
+def _rows(run: Result | None, name: str) -> Any:
+    """Return a figure of a run that may be missing or None; of no run, nothing."""
+    if run is None:
+        return []
+    return run.figures.get(name) or []
 
 
 def _beside_base(*candidates: ByModel[T]) -> ByModel[T]:
     """Return the first that has the base too, or else the first that is there at all."""
-    present = [each for each in candidates if each]
-    return next((each for each in present if BASE in each), present[0] if present else {})
+    present = list(filter(None, candidates))
+    for candidate in present:
+        if BASE in candidate:
+            return candidate
+    if present:
+        return present[0]
+    return {}
 
 
 def _variants(run: Result) -> list[str]:
     """Return the models that a run scored, its own last; the trained one without its updates is left out."""
-    found = [*(run.figures.get("loss_by_position") or {})]
-    for name in ("passkey", "ruler"):
-        found += [row["variant"] for row in run.figures.get(name) or [] if "variant" in row]
-    return [name for name in dict.fromkeys(found) if not name.endswith(WITHOUT_UPDATES)]
+    names = dict.fromkeys(_rows(run, "loss_by_position"))
+    for row in [*_rows(run, "passkey"), *_rows(run, "ruler")]:
+        # an older run asked its own model only, and named none
+        if "variant" in row:
+            names[row["variant"]] = None
+    return [name for name in names if not name.endswith(WITHOUT_UPDATES)]
 
 
 def _heading(variant: str) -> str:
@@ -162,22 +184,20 @@ def _ruler(
     """Return what was asked, in words, and the figures."""
     evaluated: ByModel[Mapping[str, Any]] = {}
     asked = ""
-    if "ruler" in column.records:
-        result = column.records["ruler"].result
-        tasks = max(each["tasks"] for each in result.figures["lengths"])
-        asked = f"{tasks} of its {ruler.ALL_TASKS} tasks, {result.config['samples']} questions of each at each length"
+    result = column.result("ruler")
+    if result is not None:
+        count = max(row["tasks"] for row in result.figures["lengths"])
+        asked = f"{count} of its {ruler.ALL_TASKS} tasks, {result.config['samples']} questions of each at each length"
         asked += f", essays from {result.figures['haystack']}"
         evaluated[own] = result.figures
-        other = base.records.get("ruler") if base is not None else None
-        if other is not None and asked_alike(result, other.result):
-            evaluated[BASE] = other.result.figures
+        other = _of_base(base, "ruler")
+        if other is not None and asked_alike(result, other):
+            evaluated[BASE] = other.figures
     by_run: ByModel[Mapping[str, Any]] = {}
-    rows = [] if run is None else run.figures.get("ruler") or []
-    for variant in dict.fromkeys(row["variant"] for row in rows):
-        of_variant = [row for row in rows if row["variant"] == variant]
-        by_run[_heading(variant)] = ruler.figures(
-            ruler.replies_of(of_variant), seed=(run.seed if run else None) or 0
-        )
+    rows = _rows(run, "ruler")
+    for variant, of_variant in by_variant(rows).items():
+        seed = run.seed if run else None
+        by_run[_heading(variant)] = ruler.figures(ruler.replies_of(of_variant), seed=seed or 0)
     chosen = _beside_base(evaluated, by_run)
     if chosen is by_run and rows:
         tasks = ", ".join(dict.fromkeys(row["task"] for row in rows))
@@ -186,75 +206,84 @@ def _ruler(
     return asked, chosen
 
 
+def by_variant(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """Return a run's rows by the model that they are of, in the order of the models."""
+    grouped: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        grouped.setdefault(row["variant"], []).append(row)
+    return grouped
+
+
 def asked_alike(one: Result, other: Result) -> bool:
     """Return whether two evaluations by RULER asked the same questions in the same form."""
-    free = ("chunk",)
 
     def questions(result: Result) -> dict[str, Any]:
-        config = {name: value for name, value in result.config.items() if name not in free}
+        config = dict(result.config)
+        # how many tokens are read at a time changes no question
+        config.pop("chunk", None)
         return config | {"haystack": result.figures.get("haystack"), "seed": result.seed}
 
     return questions(one) == questions(other)
 
 
 def _evaluated_passkeys(column: Column, base: Column | None, own: str) -> ByModel[Passkeys]:
-    if "passkey" not in column.records:
+    result = column.result("passkey")
+    if result is None:
         return {}
-    result = column.records["passkey"].result
-    found = {own: _counts(result.figures["cells"])}
-    other = base.records.get("passkey") if base is not None else None
-    forms = ("form", "protocol")
-    if other is not None and all(
-        result.config.get(name) == other.result.config.get(name) for name in forms
-    ):
-        found[BASE] = _counts(other.result.figures["cells"])
-    return found
+    counts = {own: counts_by_length(result.figures["cells"])}
+    other = _of_base(base, "passkey")
+    if other is not None and _form(result) == _form(other):
+        counts[BASE] = counts_by_length(other.figures["cells"])
+    return counts
+
+
+def _form(result: Result) -> tuple[str | None, str | None]:
+    return result.config.get("form"), result.config.get("protocol")
 
 
 def _run_passkeys(run: Result | None, own: str) -> ByModel[Passkeys]:
-    stored = [] if run is None else run.figures.get("passkey") or []
+    stored = _rows(run, "passkey")
     if not stored:
         return {}
     # an older run asked its own model only
     if "variant" not in stored[0]:
-        return {own: _counts(stored)}
-    names = dict.fromkeys(
-        row["variant"] for row in stored if not row["variant"].endswith(WITHOUT_UPDATES)
-    )
-    return {_heading(name): _counts(passkeys_of(stored, name)) for name in names}
+        return {own: counts_by_length(stored)}
+    counts = {}
+    for name, rows in by_variant(stored).items():
+        if not name.endswith(WITHOUT_UPDATES):
+            counts[_heading(name)] = counts_by_length(rows)
+    return counts
 
 
-def _counts(cells: Sequence[Mapping[str, Any]]) -> Passkeys:
-    found: dict[int, tuple[int, int]] = {}
+def counts_by_length(cells: Iterable[Mapping[str, Any]]) -> Passkeys:
+    """Return the passkeys that were found and asked for, over all depths."""
+    correct: Counter[int] = Counter()
+    trials: Counter[int] = Counter()
     for cell in cells:
-        if cell["trials"]:
-            correct, trials = found.get(cell["length"], (0, 0))
-            found[cell["length"]] = (correct + cell["correct"], trials + cell["trials"])
-    return dict(sorted(found.items()))
+        correct[cell["length"]] += cell["correct"]
+        trials[cell["length"]] += cell["trials"]
+    # a length without a prompt says nothing
+    return {tokens: (correct[tokens], trials[tokens]) for tokens in sorted(+trials)}
 
 
 def _evaluated_losses(column: Column, base: Column | None, own: str) -> ByModel[SpanLosses]:
-    if "perplexity" not in column.records:
-        return {}
-    stored = column.records["perplexity"].result.figures.get("loss_by_position") or {}
-    texts = _texts(stored)
+    texts = _texts(column.result("perplexity"))
     if not texts:
         return {}
-    other = base.records.get("perplexity") if base is not None else None
-    others = {} if other is None else _texts(other.result.figures.get("loss_by_position") or {})
+    others = _texts(_of_base(base, "perplexity"))
+    # texts that both scored, and at the same positions
     common = [key for key in texts if key in others and others[key].counts == texts[key].counts]
-    found = {own: _merged(texts, common or list(texts))}
     if common:
-        found[BASE] = _merged(others, common)
-    return found
+        return {own: _merged(texts, common), BASE: _merged(others, common)}
+    return {own: _merged(texts, list(texts))}
 
 
-def _texts(stored: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], SpanLosses]:
-    found = {}
-    for source, documents in stored.items():
+def _texts(result: Result | None) -> dict[tuple[str, str], SpanLosses]:
+    texts = {}
+    for source, documents in dict(_rows(result, "loss_by_position")).items():
         for name, losses in documents.items():
-            found[source, name] = SpanLosses.from_dict(losses)
-    return found
+            texts[source, name] = SpanLosses.from_dict(losses)
+    return texts
 
 
 def _merged(texts: Mapping[Any, SpanLosses], chosen: Sequence[Any]) -> SpanLosses:
@@ -263,15 +292,13 @@ def _merged(texts: Mapping[Any, SpanLosses], chosen: Sequence[Any]) -> SpanLosse
     return SpanLosses.merge(texts[key] for key in chosen if texts[key].span == span)
 
 
-def _run_losses(run: Result | None, own: str) -> ByModel[SpanLosses]:
-    stored = {} if run is None else run.figures.get("loss_by_position") or {}
-    found = {}
-    for variant, documents in stored.items():
+def _run_losses(run: Result | None) -> ByModel[SpanLosses]:
+    merged = {}
+    for variant, documents in dict(_rows(run, "loss_by_position")).items():
         if documents and not variant.endswith(WITHOUT_UPDATES):
-            found[_heading(variant)] = SpanLosses.merge(
-                map(SpanLosses.from_dict, documents.values())
-            )
-    return found
+            losses = map(SpanLosses.from_dict, documents.values())
+            merged[_heading(variant)] = SpanLosses.merge(losses)
+    return merged
 
 
 def usable(evidence: Evidence) -> list[AnswerRow]:
@@ -287,22 +314,27 @@ def usable(evidence: Evidence) -> list[AnswerRow]:
     return rows
 
 
+def _text_row(label: str, texts: ByModel[str], sentence: str) -> AnswerRow:
+    return AnswerRow(label, {name: Markup.escape(text) for name, text in texts.items()}, sentence)
+
+
 def _effective(evidence: Evidence, rule: str) -> AnswerRow:
     shortest = next(iter(evidence.ruler.values()))["lengths"][0]["length"]
     label = f"Usable length by {RULES[rule].format(length(shortest))}"
     texts = {}
     for name, figures in evidence.ruler.items():
-        found = figures["effective"][rule]
-        reached = (
-            f"below {length(shortest)}" if found["length"] is None else length(found["length"])
-        )
-        if found["length"] == figures["lengths"][-1]["length"]:
+        effective = figures["effective"][rule]
+        tokens = effective["length"]
+        reached = f"below {length(shortest)}"
+        if tokens is not None:
+            reached = length(tokens)
+        if tokens == figures["lengths"][-1]["length"]:
             reached += ", the longest asked"
-        texts[name] = f"{reached} (probability {100 * found['probability']:.0f} %)"
+        texts[name] = f"{reached} (probability {100 * effective['probability']:.0f} %)"
     sentence = ""
     if rule == "published":
         sentence = f"{label}: {_beside(texts, evidence.own)}."
-    return AnswerRow(label, {name: Markup.escape(text) for name, text in texts.items()}, sentence)
+    return _text_row(label, texts, sentence)
 
 
 def _found_to(evidence: Evidence) -> AnswerRow:
@@ -316,14 +348,13 @@ def _found_to(evidence: Evidence) -> AnswerRow:
         if reached is None:
             first = next(iter(counts))
             texts[name] = f"below {length(first)} ({counts[first][0]} of {counts[first][1]} there)"
-        else:
-            longest = ", the longest asked" if reached == max(counts) else ""
-            texts[name] = (
-                f"{length(reached)}{longest} ({counts[reached][1]} of {counts[reached][1]} there)"
-            )
-    cells = {name: Markup.escape(text) for name, text in texts.items()}
+            continue
+        asked = counts[reached][1]
+        texts[name] = f"{length(reached)} ({asked} of {asked} there)"
+        if reached == max(counts):
+            texts[name] = f"{length(reached)}, the longest asked ({asked} of {asked} there)"
     label = "Usable length by passkeys (all found)"
-    return AnswerRow(label, cells, f"{label}: {_beside(texts, evidence.own)}.")
+    return _text_row(label, texts, f"{label}: {_beside(texts, evidence.own)}.")
 
 
 def _steady_to(evidence: Evidence, base: SpanLosses, native: int) -> AnswerRow:
@@ -340,12 +371,11 @@ def _steady_to(evidence: Evidence, base: SpanLosses, native: int) -> AnswerRow:
         if reached is not None:
             texts[name] = length(reached)
     label = f"Usable length by loss (at most the base's mean to {length(native)}, {level:.3f})"
-    cells = {name: Markup.escape(text) for name, text in texts.items()}
-    if evidence.passkeys:
-        sentence = ""
-    else:
+    sentence = ""
+    # passkeys have their sentence
+    if not evidence.passkeys:
         sentence = f"{label}: {_beside(texts, evidence.own)}."
-    return AnswerRow(label, cells, sentence)
+    return _text_row(label, texts, sentence)
 
 
 def _beside(texts: Mapping[str, str], own: str) -> str:
@@ -360,7 +390,8 @@ def past_native(evidence: Evidence) -> list[AnswerRow]:
     rows = []
     if native is not None and evidence.losses:
         starts = next(iter(evidence.losses.values())).starts
-        beyond = [start for start in starts if start >= native]
+        # spans ascend
+        beyond = starts[bisect.bisect_left(starts, native) :]
         if beyond:
             values = {name: losses.mean_between(native) for name, losses in evidence.losses.items()}
             label = f"Loss past {length(beyond[0])}"
@@ -377,17 +408,15 @@ def short(evidence: Evidence) -> list[AnswerRow]:
     rows = []
     if native is not None and evidence.losses:
         values = {name: losses.mean_between(0, native) for name, losses in evidence.losses.items()}
-        rows.append(
-            _with_differences(
-                f"Short lengths: loss to {length(native)}", values, evidence.own, places=3
-            )
-        )
+        label = f"Short lengths: loss to {length(native)}"
+        row = _with_differences(label, values, evidence.own, places=3)
         own = values.get(evidence.own)
         base = values.get(BASE)
         if own is not None and base is not None and evidence.own != BASE:
             word = "above" if own > base else "below"
             sentence = f"To {length(native)} its loss is {abs(own - base):.3f} {word} the base's."
-            rows[-1] = rows[-1]._replace(sentence=sentence)
+            row = row._replace(sentence=sentence)
+        rows.append(row)
     first = _asked_lengths(evidence)[:1]
     if first and (native is None or first[0] <= native):
         rows.append(_ruler_mean(evidence, first[0]))
@@ -398,7 +427,7 @@ def _asked_lengths(evidence: Evidence) -> list[int]:
     figures = evidence.ruler.get(evidence.own)
     if figures is None:
         return []
-    return [each["length"] for each in figures["lengths"]]
+    return [row["length"] for row in figures["lengths"]]
 
 
 def _with_differences(label: str, values: ByModel[float], own: str, places: int) -> AnswerRow:
@@ -407,15 +436,14 @@ def _with_differences(label: str, values: ByModel[float], own: str, places: int)
     for name, value in values.items():
         cells[name] = number(value, places=places)
         if base is not None and name != BASE:
-            cells[name] += Markup("\n{} from the base").format(
-                number(value - base, places=places, sign="+")
-            )
+            difference = number(value - base, places=places, sign="+")
+            cells[name] += Markup("\n{} from the base").format(difference)
     sentence = ""
     if own in values and math.isfinite(values[own]):
         sentence = f"{label}: {values[own]:.{places}f} nats per token"
-        sentence += (
-            f"; the untouched base: {base:.{places}f}." if base is not None and own != BASE else "."
-        )
+        if base is not None and own != BASE:
+            sentence += f"; the untouched base: {base:.{places}f}"
+        sentence += "."
     return AnswerRow(label, cells, sentence)
 
 
@@ -424,22 +452,18 @@ def _ruler_mean(evidence: Evidence, tokens: int) -> AnswerRow:
     base = evidence.ruler.get(BASE)
     cells = {}
     for name, figures in evidence.ruler.items():
-        row = next((each for each in figures["lengths"] if each["length"] == tokens), None)
+        row = _at(tokens, figures["lengths"])
         if row is None:
             continue
-        cells[name] = (
-            _percent(row["mean"]) + f" ({100 * row['low']:.0f} to {100 * row['high']:.0f})"
-        )
+        spread = f" ({100 * row['low']:.0f} to {100 * row['high']:.0f})"
+        cells[name] = _percent(row["mean"]) + spread
+        gains = figures.get("differences", ())
+        other = str(figures.get("against"))
         if base is not None and name != BASE:
-            paired = ruler.differences(
-                ruler.scores_of(figures["replies"]), ruler.scores_of(base["replies"]), seed=0
-            )
-            gain = next((each for each in paired if each["length"] == tokens), None)
+            scores = ruler.scores_of(figures["replies"])
+            gains = ruler.differences(scores, ruler.scores_of(base["replies"]), seed=0)
             other = "the base"
-        else:
-            stored = figures.get("differences", ())
-            gain = next((each for each in stored if each["length"] == tokens), None)
-            other = str(figures.get("against"))
+        gain = _at(tokens, gains)
         if gain is not None:
             spread = f" ({100 * gain['low']:+.0f} to {100 * gain['high']:+.0f}) from {other}"
             cells[name] += Markup("\n") + _percent(gain["difference"], sign="+") + spread
@@ -450,12 +474,17 @@ def _percent(share: float, sign: str = "") -> Markup:
     return number(100 * share, places=1, sign=sign)
 
 
+def _at(tokens: int, rows: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    return next((row for row in rows if row["length"] == tokens), None)
+
+
 def notes(evidence: Evidence) -> list[str]:
     """Return what the numbers do not say."""
     if evidence.ruler:
         text = f"RULER: {evidence.ruler_asked}; in brackets 95 % intervals."
-        every = f"{ruler.ALL_TASKS} of its {ruler.ALL_TASKS} tasks" in text
-        return [text if every else f"{text} Its threshold is one of all {ruler.ALL_TASKS} tasks."]
+        if f"{ruler.ALL_TASKS} of its {ruler.ALL_TASKS} tasks" not in text:
+            text += f" Its threshold is one of all {ruler.ALL_TASKS} tasks."
+        return [text]
     if evidence.passkeys:
         return ["A passkey asks less than most uses do: tape-ds evaluate ruler asks more."]
     return []

@@ -5,7 +5,7 @@ as several runs or an evaluation of each checkpoint, becomes several columns.
 """
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -39,6 +39,12 @@ class Column(NamedTuple):
     records: Mapping[str, Record]
     """By kind."""
 
+    def result(self, kind: str) -> results.Result | None:
+        record = self.records.get(kind)
+        if record is None:
+            return None
+        return record.result
+
 
 Unused = tuple[Path, str]
 """A file that cannot be shown, and the reason."""
@@ -46,9 +52,8 @@ Unused = tuple[Path, str]
 
 def select(columns: Sequence[Column], kind: str) -> dict[str, results.Result]:
     """Return the results of a kind by the names of their columns."""
-    return {
-        column.name: column.records[kind].result for column in columns if kind in column.records
-    }
+    having = [column for column in columns if kind in column.records]
+    return {column.name: column.records[kind].result for column in having}
 
 
 def collect(arguments: Sequence[str]) -> tuple[list[Column], list[Unused]]:
@@ -61,14 +66,15 @@ def collect(arguments: Sequence[str]) -> tuple[list[Column], list[Unused]]:
         path = Path(rest)
         records, unreadable = find_records(path)
         if not records:
-            reasons = "; ".join(f"{file.name}: {reason}" for file, reason in unreadable[:3])
-            wrong = "no stored result"
-            if reasons:
-                wrong = f"no stored result that can be shown ({reasons})"
-            wrong = wrong if path.exists() else "no such file or folder"
-            problems.append(
-                Problem("RUNS", argument, wrong, "name a run's folder or what an evaluation wrote")
-            )
+            reason = "no stored result"
+            if not path.exists():
+                reason = "no such file or folder"
+            elif unreadable:
+                # the first few say enough of a folder with many
+                listed = "; ".join(f"{file.name}: {why}" for file, why in unreadable[:3])
+                reason = f"no stored result that can be shown ({listed})"
+            remedy = "name a run's folder or what an evaluation wrote"
+            problems.append(Problem("RUNS", argument, reason, remedy))
         unused += unreadable
         columns += columns_of(name, path, records)
     for name, count in Counter(column.name for column in columns).items():
@@ -84,24 +90,17 @@ def find_records(path: Path) -> tuple[list[Record], list[Unused]]:
     records: list[Record] = []
     unused: list[Unused] = []
     for file in sorted(files, key=lambda each: (each.parent.parts, each.name)):
-        if any(part.startswith(".") for part in file.relative_to(path).parts):
+        if "/." in f"/{file.relative_to(path).as_posix()}" and file != path:
             continue
         # runs keep other JSON files, which are neither shown nor reported
-        if file != path:
-            try:
-                content = json.loads(file.read_text(encoding="utf-8"))
-                is_result = isinstance(content, dict) and {"schema", "figures"} <= content.keys()
-            except (OSError, ValueError):
-                is_result = file.stem in KINDS
-            if not is_result:
-                continue
+        if file != path and not _is_result(file):
+            continue
         try:
             result = results.load(file)
             kind = result.config.get("evaluation") or RUN
         except UserError as error:
-            unused.append(
-                (file, "; ".join(f"{each.field}: {each.wrong}" for each in error.problems))
-            )
+            reasons = [f"{problem.field}: {problem.wrong}" for problem in error.problems]
+            unused.append((file, "; ".join(reasons)))
             continue
         if kind not in KINDS or KINDS[kind] not in result.figures:
             unused.append((file, "figures of neither a run nor an evaluation"))
@@ -112,29 +111,43 @@ def find_records(path: Path) -> tuple[list[Record], list[Unused]]:
     return records, unused
 
 
+def _is_result(file: Path) -> bool:
+    """Return whether a file looks like a stored result; one that cannot be read, by its name."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return file.stem in KINDS
+    return isinstance(content, dict) and {"schema", "figures"} <= content.keys()
+
+
 def columns_of(name: str | None, path: Path, records: Sequence[Record]) -> list[Column]:
     """Return a column for each run's folder; if it has several results of a kind, one for each file."""
-    folders: dict[tuple[str, ...], list[Record]] = {}
+    folders: defaultdict[tuple[str, ...], list[Record]] = defaultdict(list)
     for record in records:
         parts = record.path.relative_to(path).parts[:-1]
-        folders.setdefault(tuple(part for part in parts if part not in PARTS_OF_A_RUN), []).append(
-            record
-        )
+        folders[tuple(part for part in parts if part not in PARTS_OF_A_RUN)].append(record)
     if name is None and () in folders:
-        # the file's name, unless that is the name of a kind, or else that of its run's folder
-        whole = path.resolve()
-        folder = whole.parent if whole.is_file() else whole
-        folder = folder.parent if folder.name in PARTS_OF_A_RUN and folder.parent.name else folder
-        name = whole.stem if whole.is_file() and whole.stem not in KINDS else folder.name
+        name = _name_of(path.resolve())
     columns = []
-    for inner, found in folders.items():
-        by_kind = {record.kind: record for record in found}
-        separate = (
-            [by_kind] if len(by_kind) == len(found) else [{record.kind: record} for record in found]
-        )
-        for own in separate:
-            file = None
-            if len(separate) > 1:
-                file = next(iter(own.values())).path.stem
-            columns.append(Column("/".join(filter(None, [name, *inner, file])), own))
+    for inner, of_folder in folders.items():
+        # a run with its evaluations, or several results of one kind
+        by_kind = {record.kind: record for record in of_folder}
+        if len(by_kind) == len(of_folder):
+            columns.append(Column("/".join(filter(None, [name, *inner])), by_kind))
+            continue
+        for record in of_folder:
+            words = [name, *inner, record.path.stem]
+            columns.append(Column("/".join(filter(None, words)), {record.kind: record}))
     return columns
+
+
+def _name_of(path: Path) -> str:
+    """Return the file's name, unless that is the name of a kind, or else that of its run's folder."""
+    folder = path
+    if path.is_file():
+        if path.stem not in KINDS:
+            return path.stem
+        folder = path.parent
+    if folder.name in PARTS_OF_A_RUN and folder.parent.name:
+        folder = folder.parent
+    return folder.name

@@ -1,7 +1,8 @@
 """One HTML page that compares stored results: charts by matplotlib, tables of scores, settings and costs."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,13 @@ from markupsafe import Markup
 from tape_ds.numbers import length
 from tape_ds.results import UNTOUCHED, UNTRAINED, passkeys_of
 from tape_ds.scoring import ruler
-from tape_ds.scoring.report_answer import answers, is_base, native_length
+from tape_ds.scoring.report_answer import (
+    answers,
+    by_variant,
+    counts_by_length,
+    is_base,
+    native_length,
+)
 from tape_ds.scoring.report_columns import RUN, Column, Unused, select
 from tape_ds.scoring.report_facts import facts
 from tape_ds.scoring.report_parts import HTML, NATS, PERCENT, Gallery, Score, compare, lines_of
@@ -36,6 +43,7 @@ DASH = "A dash is a missing number."
 def page(columns: Sequence[Column], unused: Sequence[Unused], title: str | None = None) -> str:
     """Return the page as HTML: the answer, the pictures, and a section for each topic that has results."""
     gallery = Gallery(column.name for column in columns)
+    # drawn in the order of the page
     tables = {
         "Training loss": training(columns, gallery),
         "Loss by position": losses(columns, gallery),
@@ -45,12 +53,13 @@ def page(columns: Sequence[Column], unused: Sequence[Unused], title: str | None 
         "MMLU, ARC and other tasks": harness(columns),
         "What was run": facts(columns, unused),
     }
-    pictures = [HTML.pictures(gallery.pictures)] if gallery.pictures else []
-    sections = {"Usable length": answers(columns), "Pictures": pictures, **tables}
+    sections = {"Usable length": answers(columns)}
+    if gallery.pictures:
+        sections["Pictures"] = [HTML.pictures(gallery.pictures)]
+    sections |= tables
+    usual = f"Results of {columns[0].name}"
     if len(columns) > 1:
         usual = f"Comparison of {len(columns)} runs"
-    else:
-        usual = f"Results of {columns[0].name}"
     files = sum(len(column.records) for column in columns)
     intro = f"Runs or models: {len(columns)}; stored results: {files}. {DASH}"
     shown = {name: parts for name, parts in sections.items() if parts}
@@ -67,14 +76,12 @@ def training(columns: Sequence[Column], gallery: Gallery) -> list[Markup]:
     lines = {}
     scores = []
     for name, result in select(columns, RUN).items():
-        if logged := result.figures["train_loss"]:
-            lines[name] = {
-                each["step"]: each["loss"] for each in logged[:: math.ceil(len(logged) / POINTS)]
-            }
-            scores += [
-                Score(name, row, logged[place]["loss"])
-                for row, place in (("first step", 0), ("last step", -1))
-            ]
+        logged = result.figures["train_loss"]
+        if logged:
+            drawn = logged[:: math.ceil(len(logged) / POINTS)]
+            lines[name] = {entry["step"]: entry["loss"] for entry in drawn}
+            scores.append(Score(name, "first step", logged[0]["loss"]))
+            scores.append(Score(name, "last step", logged[-1]["loss"]))
     if not scores:
         return []
     gallery.draw("Training loss", "optimizer step", NATS, lines)
@@ -83,36 +90,35 @@ def training(columns: Sequence[Column], gallery: Gallery) -> list[Markup]:
 
 def losses(columns: Sequence[Column], gallery: Gallery) -> list[Markup]:
     """Draw the loss by position of each set of documents, and its differences; return the tables."""
-    found: dict[str, tuple[int, list[Score]]] = {}
+    by_title: dict[str, tuple[int, list[Score]]] = {}
     for column in columns:
         for kind, record in column.records.items():
             every = record.result.figures.get("loss_by_position") or {}
             stored = {name: documents for name, documents in every.items() if documents}
             for name, documents in stored.items():
                 merged = SpanLosses.merge(map(SpanLosses.from_dict, documents.values()))
-                source = "held out from training" if kind == RUN else name
+                source = name
+                label = column.name
+                if kind == RUN:
+                    source = "held out from training"
+                    # a run scores its trained model last
+                    label = _label(column.name, name, stored)
                 title = f"{source}: {', '.join(sorted(documents))}, spans of {merged.span:,} tokens"
-                # a run scores its trained model last
-                label = (
-                    f"{column.name}: {name}"
-                    if kind == RUN and name != list(stored)[-1]
-                    else column.name
-                )
-                scores = found.setdefault(title, (merged.span, []))[1]
+                scores = by_title.setdefault(title, (merged.span, []))[1]
                 scores.append(Score(label, "mean", merged.mean))
                 for start, nll, count in zip(merged.starts, merged.nll, merged.counts, strict=True):
                     scores.append(Score(label, f"from {length(start)}", nll, None, count, start))
-    lengths = {native_length(column) for column in columns}
+    lengths = set(map(native_length, columns))
+    # bases of several lengths have no line in common
     native = lengths.pop() if len(lengths) == 1 else None
     parts = []
-    for title, (span, scores) in found.items():
+    for title, (span, scores) in by_title.items():
         # a span's loss in its middle
         lines = lines_of(scores, span / 2)
         words = f"Loss by position, {title}"
         gallery.draw(words, "position (tokens)", NATS, lines, native=native)
-        gallery.draw_differences(
-            words, "position (tokens)", NATS, lines, reference(columns, lines), native=native
-        )
+        base = reference(columns, lines)
+        gallery.draw_differences(words, "position (tokens)", NATS, lines, base, native=native)
         parts += compare(f"Loss by position ({NATS}), {title}", scores, places=3, lowest=True)
     return parts
 
@@ -132,63 +138,43 @@ def reference(columns: Sequence[Column], lines: Mapping[str, object]) -> str | N
     return next(iter([*untrained, *bases]), None)
 
 
+def _label(column: str, variant: str | None, variants: Iterable[str | None]) -> str:
+    """Return the name of one of the models that a run scored: the last, the run's own, has the column's."""
+    if variant == list(variants)[-1]:
+        return column
+    return f"{column}: {variant}"
+
+
 def perplexities(columns: Sequence[Column], gallery: Gallery) -> list[Markup]:
     """Draw perplexity for each text and way of scoring; return the tables, and the share of tokens that were
     predicted."""
-    # column, how it was scored, figures
-    stored: list[tuple[str, str, Mapping[str, Any]]] = []
-    for name, result in select(columns, "perplexity").items():
-        options = {
-            option: value
-            for option in SCORING
-            if (value := result.config.get(option)) not in (None, False)
-        }
-        typed = [
-            f"--{option}" if value is True else f"--{option} {value}"
-            for option, value in options.items()
-        ]
-        for each in result.figures["perplexity"]:
-            stride = ""
-            if each.get("stride") and each["convention"] != "blocks":
-                stride = f"stride {each['stride']:,}"
-            data = result.data.get(each["source"], "unknown")[:8]
-            words = [each["source"], each["convention"], stride, *typed, f"data {data}"]
-            stored.append((name, ", ".join(filter(None, words)), each))
-    for name, result in select(columns, RUN).items():
-        sources = result.config.get("eval_data") or []
-        data = "".join(result.data.get(source, "unknown")[:8] for source in sources)
-        for each in (result.figures.get("perplexity") or {}).values():
-            stored.append(
-                (name, f"{', '.join(sources)}, blocks, by the run itself, data {data}", each)
-            )
-
-    found: dict[str, list[Score]] = {}
-    right: dict[str, list[Score]] = {}
-    for name, scoring, each in stored:
-        value = float(each["perplexity"])
-        error = each.get("standard_error")
-        row = length(each["length"])
+    by_scoring: defaultdict[str, list[Score]] = defaultdict(list)
+    right: defaultdict[str, list[Score]] = defaultdict(list)
+    for name, scoring, row in _scored_texts(columns):
+        value = float(row["perplexity"])
+        error = row.get("standard_error")
         # stored is the error of the logarithm
         error = error and value * error
-        short = (each.get("left_out") or {}).get("documents")
+        short = (row.get("left_out") or {}).get("documents")
         detail = f"{short:,} documents too short" if short else ""
-        score = Score(name, row, value, error, each.get("targets"), each["length"], detail)
-        found.setdefault(scoring, []).append(score)
-        if "accuracy" in each:
-            share = score._replace(value=100 * each["accuracy"], error=None, detail="")
-            right.setdefault(scoring, []).append(share)
+        tokens = row["length"]
+        score = Score(name, length(tokens), value, error, row.get("targets"), tokens, detail)
+        by_scoring[scoring].append(score)
+        if "accuracy" in row:
+            share = score._replace(value=100 * row["accuracy"], error=None, detail="")
+            right[scoring].append(share)
     parts = []
-    for scoring, scores in sorted(found.items()):
+    for scoring, scores in sorted(by_scoring.items()):
         lines = lines_of(scores)
         title = f"Perplexity: {scoring}"
         gallery.draw(title, "length (tokens)", "perplexity", lines, log=True)
-        of_nats = {name: {x: _nats(y) for x, y in points.items()} for name, points in lines.items()}
-        gallery.draw_differences(
-            title, "length (tokens)", NATS, of_nats, reference(columns, lines), log=True
-        )
-        parts += compare(
-            f"Perplexity, ± standard error over documents: {scoring}", scores, lowest=True
-        )
+        of_nats = {}
+        for name, points in lines.items():
+            of_nats[name] = dict(zip(points, map(_nats, points.values()), strict=True))
+        base = reference(columns, lines)
+        gallery.draw_differences(title, "length (tokens)", NATS, of_nats, base, log=True)
+        caption = f"Perplexity, ± standard error over documents: {scoring}"
+        parts += compare(caption, scores, lowest=True)
         if scoring in right:
             parts += compare(f"Most likely token right, %: {scoring}", right[scoring], places=2)
     return parts
@@ -200,88 +186,104 @@ def _nats(perplexity: float) -> float:
     return math.nan
 
 
+def _scored_texts(columns: Sequence[Column]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Yield a column's name, how a text was scored, and its figures."""
+    for name, result in select(columns, "perplexity").items():
+        typed = []
+        for option in SCORING:
+            value = result.config.get(option)
+            if value is True:
+                typed.append(f"--{option}")
+            elif value not in (None, False):
+                typed.append(f"--{option} {value}")
+        for row in result.figures["perplexity"]:
+            stride = ""
+            # blocks follow one another
+            if row.get("stride") and row["convention"] != "blocks":
+                stride = f"stride {row['stride']:,}"
+            data = result.data.get(row["source"], "unknown")[:8]
+            words = [row["source"], row["convention"], stride, *typed, f"data {data}"]
+            yield name, ", ".join(filter(None, words)), row
+    for name, result in select(columns, RUN).items():
+        sources = result.config.get("eval_data") or []
+        data = "".join(result.data.get(source, "unknown")[:8] for source in sources)
+        scoring = f"{', '.join(sources)}, blocks, by the run itself, data {data}"
+        for row in (result.figures.get("perplexity") or {}).values():
+            yield name, scoring, row
+
+
 def rulers(columns: Sequence[Column], gallery: Gallery) -> list[Markup]:
     """Draw the means of RULER's tasks by length, and return them and each task's; questions of another kind, such as
     those of other tasks, share no table."""
-    means: dict[str, list[Score]] = {}
-    tasks: dict[str, list[Score]] = {}
-
-    def add(asked: str, name: str, figures: Mapping[str, Any]) -> None:
-        for each in figures["lengths"]:
-            interval = f"{100 * each['low']:.0f} to {100 * each['high']:.0f}"
-            score = Score(
-                name,
-                length(each["length"]),
-                100 * each["mean"],
-                tokens=each["length"],
-                detail=interval,
-            )
-            means.setdefault(asked, []).append(score)
+    means: defaultdict[str, list[Score]] = defaultdict(list)
+    tasks: defaultdict[str, list[Score]] = defaultdict(list)
+    for asked, name, figures in _asked(columns):
+        for row in figures["lengths"]:
+            tokens = row["length"]
+            mean = Score(name, length(tokens), 100 * row["mean"], tokens=tokens)
+            means[asked].append(mean._replace(detail=_interval(row)))
         for cell in figures["cells"]:
-            interval = f"{100 * cell['low']:.0f} to {100 * cell['high']:.0f}"
-            row = f"{cell['task']}, {length(cell['length'])}"
-            score = Score(name, row, 100 * cell["score"], samples=cell["samples"], detail=interval)
-            tasks.setdefault(asked, []).append(score)
-
-    for name, result in select(columns, "ruler").items():
-        chosen = ", ".join(dict.fromkeys(cell["task"] for cell in result.figures["cells"]))
-        form = "chat" if result.config.get("chat") else "base"
-        samples = result.config.get("samples")
-        asked = f"{chosen}; {samples} questions of each, {form} form, essays from {result.figures['haystack']}"
-        add(asked, name, result.figures)
-    for name, result in select(columns, RUN).items():
-        rows = result.figures.get("ruler") or []
-        variants = list(dict.fromkeys(row["variant"] for row in rows))
-        for variant in variants:
-            own = [row for row in rows if row["variant"] == variant]
-            chosen = ", ".join(dict.fromkeys(row["task"] for row in own))
-            asked = f"{chosen}; {own[0]['samples']} questions of each, asked by the training runs themselves"
-            label = name if variant == variants[-1] else f"{name}: {variant}"
-            add(asked, label, ruler.figures(ruler.replies_of(own), seed=result.seed or 0))
-
+            place = f"{cell['task']}, {length(cell['length'])}"
+            score = Score(name, place, 100 * cell["score"], samples=cell["samples"])
+            tasks[asked].append(score._replace(detail=_interval(cell)))
     parts = []
     for asked, scores in means.items():
-        gallery.draw(
-            f"RULER, mean of {asked}", "length (tokens)", PERCENT, lines_of(scores), log=True
-        )
+        title = f"RULER, mean of {asked}"
+        gallery.draw(title, "length (tokens)", PERCENT, lines_of(scores), log=True)
         parts += compare(f"RULER, mean of the tasks, % (95 % interval): {asked}", scores, places=1)
         parts += compare(f"RULER by task, % (95 % interval): {asked}", tasks[asked], places=1)
     return parts
 
 
+def _interval(row: Mapping[str, Any]) -> str:
+    return f"{100 * row['low']:.0f} to {100 * row['high']:.0f}"
+
+
+def _asked(columns: Sequence[Column]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    for name, result in select(columns, "ruler").items():
+        chosen = _tasks(result.figures["cells"])
+        form = "chat" if result.config.get("chat") else "base"
+        samples = result.config.get("samples")
+        asked = f"{chosen}; {samples} questions of each, {form} form, essays from {result.figures['haystack']}"
+        yield asked, name, result.figures
+    for name, result in select(columns, RUN).items():
+        of_variants = by_variant(result.figures.get("ruler") or [])
+        for variant, rows in of_variants.items():
+            asked = f"{_tasks(rows)}; {rows[0]['samples']} questions of each, asked by the training runs themselves"
+            figures = ruler.figures(ruler.replies_of(rows), seed=result.seed or 0)
+            yield asked, _label(name, variant, of_variants), figures
+
+
+def _tasks(rows: Iterable[Mapping[str, Any]]) -> str:
+    return ", ".join(dict.fromkeys(row["task"] for row in rows))
+
+
 def passkeys(columns: Sequence[Column], gallery: Gallery) -> list[Markup]:
     """Draw the passkeys found for each form of prompt, and return tables; the map of depths is the evaluation's own
     picture."""
-    found: dict[str, dict[str, Sequence[Mapping[str, Any]]]] = {}
+    by_form: defaultdict[str, dict[str, Sequence[Mapping[str, Any]]]] = defaultdict(dict)
     for name, result in select(columns, "passkey").items():
-        protocol = ""
+        form = f"form {result.figures.get('form')}"
         if result.config.get("protocol") == "published":
-            protocol = "published prompts, "
-        found.setdefault(f"{protocol}form {result.figures.get('form')}", {})[name] = result.figures[
-            "cells"
-        ]
+            form = f"published prompts, {form}"
+        by_form[form][name] = result.figures["cells"]
     for name, result in select(columns, RUN).items():
         form = f"form {result.config.get('passkey_form')}, asked by the training runs themselves"
         stored = result.figures.get("passkey") or []
-        variants = list(dict.fromkeys(row.get("variant") for row in stored))
+        # an older run asked its own model only, and named none
+        variants = dict.fromkeys(row.get("variant") for row in stored)
         for variant in variants:
-            label = name if variant == variants[-1] else f"{name}: {variant}"
-            found.setdefault(form, {})[label] = passkeys_of(stored, variant)
+            by_form[form][_label(name, variant, variants)] = passkeys_of(stored, variant)
     parts = []
-    for form, by_column in sorted(found.items()):
+    for form, by_column in sorted(by_form.items()):
         scores = []
         for name, cells in by_column.items():
-            for tokens in sorted({cell["length"] for cell in cells if cell["trials"]}):
-                counts = [
-                    (cell["correct"], cell["trials"]) for cell in cells if cell["length"] == tokens
-                ]
-                correct, trials = map(sum, zip(*counts, strict=True))
+            for tokens, (correct, trials) in counts_by_length(cells).items():
                 share = 100 * correct / trials
                 detail = f"{correct}/{trials}"
                 scores.append(Score(name, length(tokens), share, None, trials, tokens, detail))
-        gallery.draw(
-            f"Passkeys found: {form}", "length (tokens)", PERCENT, lines_of(scores), log=True
-        )
+        title = f"Passkeys found: {form}"
+        gallery.draw(title, "length (tokens)", PERCENT, lines_of(scores), log=True)
         parts += compare(f"Passkeys found, % (found/asked), all depths: {form}", scores, places=0)
     return parts
 
@@ -291,22 +293,18 @@ def harness(columns: Sequence[Column]) -> list[Markup]:
     scores = []
     warnings = []
     for name, result in select(columns, "harness").items():
-        for task, each in [
-            *(result.figures.get("groups") or {}).items(),
-            *result.figures["tasks"].items(),
-        ]:
-            if each.get("shots") is None:
-                shots = ""
-            else:
-                shots = f", {each['shots']} shots"
-            value, error = (each[key] and 100 * each[key] for key in ("value", "standard_error"))
-            row = f"{task}, {each.get('metric') or 'no number'}{shots}"
-            scores.append(Score(name, row, value, error, each.get("samples")))
-        if (cut := result.figures.get("cut") or {}).get("requests"):
-            warnings.append(
-                HTML.warning(
-                    f"{name}: {cut['requests']:,} requests were cut, by {cut['tokens']:,} tokens."
-                )
-            )
-    table = compare("Tasks of lm-eval, %, ± standard error", scores, places=2) if scores else []
-    return table + warnings
+        groups = result.figures.get("groups") or {}
+        for task, row in [*groups.items(), *result.figures["tasks"].items()]:
+            label = f"{task}, {row.get('metric') or 'no number'}"
+            if row.get("shots") is not None:
+                label += f", {row['shots']} shots"
+            value = row["value"] and 100 * row["value"]
+            error = row["standard_error"] and 100 * row["standard_error"]
+            scores.append(Score(name, label, value, error, row.get("samples")))
+        cut = result.figures.get("cut") or {}
+        if cut.get("requests"):
+            text = f"{name}: {cut['requests']:,} requests were cut, by {cut['tokens']:,} tokens."
+            warnings.append(HTML.warning(text))
+    if scores:
+        return compare("Tasks of lm-eval, %, ± standard error", scores, places=2) + warnings
+    return warnings

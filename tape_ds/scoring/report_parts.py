@@ -1,9 +1,12 @@
 """Parts of the report's page: figures with their digits, tables of scores, and pictures by matplotlib."""
 
 import io
+import itertools
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,7 +85,9 @@ def number(
     exact = repr(value)
     ending = ""
     if error is not None and math.isfinite(error):
-        places = max(0, 1 - math.floor(math.log10(error))) if error > 0 else 2
+        places = 2
+        if error > 0:
+            places = max(0, 1 - math.floor(math.log10(error)))
         exact = f"{exact} ± {error!r}"
         ending = f" ± {error:.{places}f}"
     if places is None and 0 < abs(value) < 1000:
@@ -99,42 +104,45 @@ def compare(
 ) -> list[Markup]:
     """Return a table of scores, the lowest of a row in bold if ``lowest``, and a warning if a row has means over
     different numbers of samples. ``places``: decimals of scores without a standard error."""
-    columns = list(dict.fromkeys(each.column for each in scores))
-    found: dict[str, dict[str, Score]] = {}
-    for each in sorted(scores, key=lambda score: score.tokens):
-        found.setdefault(each.row, {})[each.column] = each
+    columns = list(dict.fromkeys(map(attrgetter("column"), scores)))
+    by_row: defaultdict[str, dict[str, Score]] = defaultdict(dict)
+    for score in sorted(scores, key=attrgetter("tokens")):
+        by_row[score.row][score.column] = score
     rows = []
     unequal = []
-    for row, own in found.items():
-        finite = {
-            each.value
-            for each in own.values()
-            if each.value is not None and math.isfinite(each.value)
-        }
-        differ = len({each.samples for each in own.values()}) > 1
-        unequal += [row] if differ else []
+    for row, by_column in by_row.items():
+        values = {score.value for score in by_column.values() if score.value is not None}
+        finite = set(filter(math.isfinite, values))
+        differ = len(set(map(attrgetter("samples"), by_column.values()))) > 1
+        if differ:
+            unequal.append(row)
         cells = []
-        for score in (own.get(column, Score(column, row, None)) for column in columns):
-            count = f"n = {score.samples:,}" if differ and score.samples else ""
-            details = ", ".join(filter(None, [score.detail, count]))
-            cell = number(score.value, score.error, places) + (f" ({details})" if details else "")
-            best = lowest and len(finite) > 1 and score.value == min(finite)
-            cells.append(Markup("<b>{}</b>").format(cell) if best else cell)
+        for column in columns:
+            score = by_column.get(column, Score(column, row, None))
+            details = score.detail
+            if differ and score.samples:
+                details = ", ".join(filter(None, [details, f"n = {score.samples:,}"]))
+            cell = number(score.value, score.error, places)
+            if details:
+                cell += f" ({details})"
+            # the lowest of one is no result
+            if lowest and len(finite) > 1 and score.value == min(finite):
+                cell = Markup("<b>{}</b>").format(cell)
+            cells.append(cell)
         rows.append([row, *cells])
-    unlike = (
-        [HTML.warning(f"Not over equally many samples (n): {', '.join(unequal)}.")]
-        if unequal
-        else []
-    )
-    caption += "; lowest in bold" if lowest else ""
-    return [HTML.table(caption, ["", *columns], rows), *unlike]
+    if lowest:
+        caption += "; lowest in bold"
+    parts = [HTML.table(caption, ["", *columns], rows)]
+    if unequal:
+        parts.append(HTML.warning(f"Not over equally many samples (n): {', '.join(unequal)}."))
+    return parts
 
 
 def lines_of(scores: Sequence[Score], shift: float = 0) -> dict[str, dict[float, float]]:
     lines: dict[str, dict[float, float]] = {}
-    for each in sorted(scores, key=lambda score: score.tokens):
-        if each.tokens >= 0 and each.value is not None:
-            lines.setdefault(each.column, {})[each.tokens + shift] = each.value
+    for score in sorted(scores, key=attrgetter("tokens")):
+        if score.tokens >= 0 and score.value is not None:
+            lines.setdefault(score.column, {})[score.tokens + shift] = score.value
     return lines
 
 
@@ -179,17 +187,17 @@ class Gallery:
                 marker = list(MARKERS)[at % len(MARKERS)]
                 legend.append((name, colour, MARKERS[marker]))
                 y = np.array([*points.values()], dtype=float)
+                # about nine markers a line, and those of two lines at different places
                 every = max(1, math.ceil(len(y) / 9))
-                kind = "-" if at < len(COLOURS) else "--"
-                marks: dict[str, Any] = {"marker": marker, "markevery": (at % every, every)}
                 axes.plot(
                     [*points],
                     np.where(np.isfinite(y), y, np.nan),
                     color=colour,
-                    linestyle=kind,
-                    **marks,
+                    linestyle="-" if at < len(COLOURS) else "--",
+                    marker=marker,
+                    markevery=(at % every, every),
                 )
-            most = max((x for points in lines.values() for x in points), default=0)
+            most = max(itertools.chain.from_iterable(lines.values()), default=0)
             if limit is not None:
                 axes.set_ylim(-limit, limit)
             elif y_label == PERCENT:
@@ -199,15 +207,13 @@ class Gallery:
                 axes.axvline(native, color=INK, linestyle=":", linewidth=1.2)
                 legend.append((f"native length {length(native)}", "currentColor", "┊"))
             _set_ticks(axes, log, most if "tokens" in x_label else None)
-            figure.savefig(
-                drawn, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
-            )
+            # none of them: the same results give the same bytes on another day
+            metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+            figure.savefig(drawn, format="svg", metadata=metadata)
         svg = drawn.getvalue()[drawn.getvalue().index("<svg") :]
-        svg = (
-            re.sub(r' id="[\w.]+_\d+"', "", svg)
-            .replace(INK, "currentColor")
-            .replace("<svg ", '<svg role="img" ', 1)
-        )
+        # ids would be twice in a page of several pictures
+        svg = re.sub(r' id="[\w.]+_\d+"', "", svg)
+        svg = svg.replace(INK, "currentColor").replace("<svg ", '<svg role="img" ', 1)
         self.pictures.append(HTML.chart(title, legend, svg))
 
     def draw_differences(
@@ -227,10 +233,11 @@ class Gallery:
         if len(lines) < 2:
             return
         less = differences.less_reference(lines, reference)
-        limit = differences.height(y for points in less.values() for y in points.values())
-        outside = [
-            name for name, points in less.items() if any(abs(y) > limit for y in points.values())
-        ]
+        limit = differences.height(less)
+        outside = []
+        for name, points in less.items():
+            if any(abs(y) > limit for y in points.values()):
+                outside.append(name)
         words = f"{title}: difference from {reference or 'the median'}"
         if outside:
             words += f" (leaves the picture: {', '.join(outside)})"

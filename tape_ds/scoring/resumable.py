@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -115,10 +116,8 @@ class Evaluation:
             if stored is None:
                 self.finish(figures)
             show(figures)
-            print(
-                f"{'complete already' if stored is not None else 'written'}: {self.path}",
-                flush=True,
-            )
+            state = "written" if stored is None else "complete already"
+            print(f"{state}: {self.path}", flush=True)
         if world > 1:
             leave_process_group()
         return 0
@@ -131,37 +130,33 @@ class Evaluation:
         raise_if_any(check_folder("--output", self.folder))
         remedy = "name another folder, or replace it: --overwrite"
         if not os.path.lexists(self.path):
-            foreign = [
-                str(path.relative_to(self.folder))
-                for path in (*required, *tables)
-                if os.path.lexists(path)
-            ]
+            there = filter(os.path.lexists, (*required, *tables))
+            foreign = ", ".join(str(path.relative_to(self.folder)) for path in there)
             # it was killed between these files and its result
             was_begun = self.journal.exists()
             if foreign and not overwrite and not was_begun:
-                wrong = f"{', '.join(foreign)} in it would be replaced, and no result of this evaluation is there"
-                raise UserError(Problem("--output", str(self.folder), wrong, remedy))
+                reason = (
+                    f"{foreign} in it would be replaced, and no result of this evaluation is there"
+                )
+                raise UserError(Problem("--output", str(self.folder), reason, remedy))
             return None
         try:
-            found = results.load(self.path)
-            theirs = _identity(found)
+            result = results.load(self.path)
+            theirs = _identity(result)
             names = sorted(self.identity.keys() | theirs.keys())
             differing = [name for name in names if self.identity.get(name) != theirs.get(name)]
-            wrong = f"it holds the result of another {self.name} evaluation (other: {', '.join(differing[:8])})"
+            reason = f"it holds the result of another {self.name} evaluation (other: {', '.join(differing[:8])})"
         except UserError:
-            found = None
+            result = None
             differing = ["all"]
-            wrong = f"{self.path.name} in it is not a result"
+            reason = f"{self.path.name} in it is not a result"
         if differing and not overwrite:
-            raise UserError(Problem("--output", str(self.folder), wrong, remedy))
-        complete = (
-            found is not None
-            and found.finished
-            and not differing
-            and all(path.is_file() for path in required)
-        )
-        if complete:
-            return found
+            raise UserError(Problem("--output", str(self.folder), reason, remedy))
+        if result is None or not result.finished or differing:
+            return None
+        # a picture that was deleted is drawn again
+        if all(map(Path.is_file, required)):
+            return result
         return None
 
     def run_jobs(
@@ -173,7 +168,7 @@ class Evaluation:
             jobs: pairs of a unique key and a job, the longest first: they are dealt out in turn.
             work: returns plain JSON data that follows from the job and the identity alone.
         """
-        keys = [key for key, _ in jobs]
+        keys = list(map(itemgetter(0), jobs))
         assert len(set(keys)) == len(keys), "the keys of jobs are unique"
         ranks = RankSync()
         with contextlib.ExitStack() as held:
@@ -193,8 +188,9 @@ class Evaluation:
             known = from_first(load_journal)
             pending = [(key, job) for key, job in jobs if key not in known]
             if len(pending) < len(keys) and ranks.rank == 0:
+                done_already = len(keys) - len(pending)
                 print(
-                    f"{self.name}: {len(keys) - len(pending):,} of {len(keys):,} jobs are done already",
+                    f"{self.name}: {done_already:,} of {len(keys):,} jobs are done already",
                     flush=True,
                 )
             # None: where no person sees it
@@ -269,13 +265,13 @@ class Cost:
 def from_first(make: Callable[[], Made]) -> Made:
     """Call ``make`` on the first process and return its result, or raise its error, on all; all must call this."""
     ranks = RankSync()
-    own: tuple[Made | None, UserError | None] = None, None
+    outcome: tuple[Made | None, UserError | None] = (None, None)
     if ranks.rank == 0:
         try:
-            own = make(), None
+            outcome = (make(), None)
         except UserError as error:
-            own = None, error
-    made, mistake = ranks.first(own)
+            outcome = (None, error)
+    made, mistake = ranks.first(outcome)
     if mistake is not None:
         # else all have it now
         mistake.on_one_rank = mistake.on_one_rank and ranks.world == 1
@@ -298,14 +294,14 @@ def folder(output: str | None, model: "FoundModel") -> Path:
 
 def _identity(result: results.Result) -> dict[str, Any]:
     """Return what decides a result's figures, by section and name."""
-    model = {
-        key: value for key, value in (result.model or {}).items() if key not in ("address", "kind")
-    }
+    model = dict(result.model or {})
+    # where a model lies changes no number
+    for name in ("address", "kind"):
+        model.pop(name, None)
     versions = {name: version for name, version in result.versions.items() if name in COMPUTING}
     sections = {"model": model, "config": result.config, "data": result.data, "versions": versions}
-    flat = {
-        f"{section}.{name}": value
-        for section, entries in sections.items()
-        for name, value in entries.items()
-    }
+    flat = {}
+    for section, entries in sections.items():
+        for name, value in entries.items():
+            flat[f"{section}.{name}"] = value
     return flat | {"seed": result.seed}

@@ -10,7 +10,10 @@ not independent, and a probability is the share of the samples whose mean reache
 question, questions are resampled.
 """
 
+import itertools
 import math
+import operator
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -33,20 +36,24 @@ Scores = dict[tuple[str, int], Texts]
 
 def scores_of(replies: Iterable[Mapping[str, Any]]) -> Scores:
     """Return the scores of replies; a reply that names no ``text`` is the only one about its text."""
-    found: dict[tuple[str, int], dict[Any, list[float]]] = {}
+    by_text: defaultdict[tuple[str, int], dict[Any, list[float]]] = defaultdict(dict)
     for number, reply in enumerate(replies):
-        texts = found.setdefault((reply["task"], reply["length"]), {})
+        texts = by_text[reply["task"], reply["length"]]
         texts.setdefault(reply.get("text", ("alone", number)), []).append(float(reply["score"]))
-    return {key: list(texts.values()) for key, texts in found.items()}
+    return {key: list(texts.values()) for key, texts in by_text.items()}
 
 
 def replies_of(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the replies in a run's rows, one of which holds those to a task at a length."""
-    return [
-        {"task": row["task"], "length": row["length"], **reply}
-        for row in rows
-        for reply in row["replies"]
-    ]
+    replies = []
+    for row in rows:
+        for reply in row["replies"]:
+            replies.append({"task": row["task"], "length": row["length"], **reply})
+    return replies
+
+
+def lengths_of(keys: Iterable[tuple[str, int]]) -> list[int]:
+    return sorted({length for _, length in keys})
 
 
 def figures(
@@ -63,22 +70,27 @@ def figures(
         against: replies of another model to some of these tasks and lengths, the same questions, for the differences.
     """
     scores = scores_of(replies)
-    lengths = sorted({length for _, length in scores})
+    lengths = lengths_of(scores)
     means = _resampled(scores, lengths, seed)
+    tokens: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
+    shared = False
+    for reply in replies:
+        tokens[reply["task"], reply["length"]].append(reply["tokens"])
+        shared = shared or "text" in reply
     cells = []
-    shared = any("text" in reply for reply in replies)
     for (task, length), texts in scores.items():
-        own = [reply for reply in replies if (reply["task"], reply["length"]) == (task, length)]
         low, high = interval(texts)
+        of_cell = tokens[task, length]
         cell = {
             "task": task,
             "length": length,
-            "samples": len(own),
+            "samples": len(of_cell),
             "score": _mean_of(texts),
             "low": low,
             "high": high,
-            "mean_tokens": math.fsum(reply["tokens"] for reply in own) / len(own),
+            "mean_tokens": math.fsum(of_cell) / len(of_cell),
         }
+        # a text with one question is that question
         if shared:
             cell["texts"] = len(texts)
         cells.append(cell)
@@ -86,11 +98,12 @@ def figures(
     by_length = []
     for length in lengths:
         low, high = np.quantile(means[length], INTERVAL).tolist()
+        # of the same sample's score at the shortest length: the threshold is uncertain as well
         own_threshold = OWN_SHARE * means[first]
         by_length.append(
             {
                 "length": length,
-                "tasks": sum(of == length for _, of in scores),
+                "tasks": _tasks_at(scores, length),
                 "mean": _mean(scores, length),
                 "low": low,
                 "high": high,
@@ -98,7 +111,7 @@ def figures(
                 "reaches_own": float((means[length] >= own_threshold).mean()),
             }
         )
-    found = {
+    all_figures = {
         "cells": cells,
         "lengths": by_length,
         "effective": {
@@ -108,8 +121,12 @@ def figures(
         "replies": list(replies),
     }
     if against is not None:
-        found["differences"] = differences(scores, scores_of(against), seed)
-    return found
+        all_figures["differences"] = differences(scores, scores_of(against), seed)
+    return all_figures
+
+
+def _tasks_at(scores: Scores, length: int) -> int:
+    return [of for _, of in scores].count(length)
 
 
 def differences(scores: Scores, base: Scores, seed: int) -> list[dict[str, Any]]:
@@ -117,24 +134,29 @@ def differences(scores: Scores, base: Scores, seed: int) -> list[dict[str, Any]]
 
     Where both were asked a task at a length, they were asked the same questions. Texts are resampled together.
     """
-    common = scores.keys() & base.keys()
+    common = sorted(scores.keys() & base.keys())
     gains: Scores = {}
-    for key in sorted(common):
+    of_both: Scores = {}
+    for key in common:
+        of_both[key] = base[key]
         gains[key] = []
         for own, theirs in zip(scores[key], base[key], strict=True):
-            gains[key].append([mine - other for mine, other in zip(own, theirs, strict=True)])
-    lengths = sorted({length for _, length in common})
+            gains[key].append(list(map(operator.sub, own, theirs)))
+    lengths = lengths_of(common)
     means = _resampled(gains, lengths, seed)
     rows = []
     for length in lengths:
         low, high = np.quantile(means[length], INTERVAL).tolist()
-        of_both = {key: base[key] for key in gains}
-        row = {
-            "length": length,
-            "tasks": sum(of == length for _, of in gains),
-            "base": _mean(of_both, length),
-        }
-        rows.append(row | {"difference": _mean(gains, length), "low": low, "high": high})
+        rows.append(
+            {
+                "length": length,
+                "tasks": _tasks_at(gains, length),
+                "base": _mean(of_both, length),
+                "difference": _mean(gains, length),
+                "low": low,
+                "high": high,
+            }
+        )
     return rows
 
 
@@ -146,15 +168,16 @@ def interval(texts: Texts) -> tuple[float, float]:
     against that for so many questions (Korn and Graubard 1998, Survey Methodology 24, 193-201). The result is no less
     than the number of texts, and exactly that where all questions have the same score, so that the effect is unknown.
     """
-    sizes = _sizes(texts)
-    questions = sum(sizes)
+    questions = sum(map(len, texts))
     share = _mean_of(texts)
     if len(texts) == questions:
-        return wilson(math.fsum(scores[0] for scores in texts), questions)
+        return wilson(math.fsum(itertools.chain.from_iterable(texts)), questions)
     independent = float(len(texts))
     if 0 < share < 1 and len(texts) > 1:
-        off = [math.fsum(scores) - share * size for scores, size in zip(texts, sizes, strict=True)]
-        variance = math.fsum(each**2 for each in off) * len(texts) / (len(texts) - 1) / questions**2
+        # how far each text is from having the mean score
+        off = [math.fsum(scores) - share * len(scores) for scores in texts]
+        squares = math.fsum(distance**2 for distance in off)
+        variance = squares * len(texts) / (len(texts) - 1) / questions**2
         effect = max(1.0, variance * questions / (share * (1 - share)))
         few = student_t.ppf(INTERVAL[1], len(texts) - 1)
         many = student_t.ppf(INTERVAL[1], questions - 1)
@@ -172,13 +195,9 @@ def wilson(total: float, samples: float) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def _sizes(texts: Texts) -> list[int]:
-    return [len(scores) for scores in texts]
-
-
 def _mean_of(texts: Texts) -> float:
     """Return the mean over questions."""
-    return math.fsum(score for scores in texts for score in scores) / sum(_sizes(texts))
+    return math.fsum(itertools.chain.from_iterable(texts)) / sum(map(len, texts))
 
 
 def _mean(scores: Scores, length: int) -> float:
@@ -189,18 +208,20 @@ def _mean(scores: Scores, length: int) -> float:
 
 def _resampled(scores: Scores, lengths: Sequence[int], seed: int) -> dict[int, np.ndarray]:
     """Return means of resampled texts, fp64 [RESAMPLES], by length."""
-    found = {}
+    means = {}
     for length in lengths:
+        # of each length its own: another length asked changes no number of this one
         generator = np.random.default_rng((seed, length))
         of_tasks = []
         for (_, of), texts in scores.items():
             if of == length:
-                sums_N = np.array([math.fsum(values) for values in texts])
-                sizes_N = np.array(_sizes(texts))
+                # N: texts, R: resamples; a text is drawn with all its questions
+                sums_N = np.array(list(map(math.fsum, texts)))
+                sizes_N = np.array(list(map(len, texts)))
                 chosen_RN = generator.integers(len(texts), size=(RESAMPLES, len(texts)))
                 of_tasks.append(sums_N[chosen_RN].sum(axis=1) / sizes_N[chosen_RN].sum(axis=1))
-        found[length] = np.mean(of_tasks, axis=0)
-    return found
+        means[length] = np.mean(of_tasks, axis=0)
+    return means
 
 
 def _effective(
@@ -208,7 +229,7 @@ def _effective(
 ) -> dict[str, Any]:
     """Return the longest length that reaches a threshold, and how probable that is; of none, the shortest's
     probability."""
-    reached = [each for each in by_length if each["mean"] >= threshold]
-    decisive = reached[-1] if reached else by_length[0]
-    length = decisive["length"] if reached else None
-    return {"threshold": threshold, "length": length, "probability": decisive[name]}
+    for row in reversed(by_length):
+        if row["mean"] >= threshold:
+            return {"threshold": threshold, "length": row["length"], "probability": row[name]}
+    return {"threshold": threshold, "length": None, "probability": by_length[0][name]}

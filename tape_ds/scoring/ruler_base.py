@@ -5,7 +5,8 @@ haystack, that the tokenizer measures alike. Where a task at a length has other 
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,10 @@ def read(given: str) -> Result:
     file = file_of(given)
     try:
         stored = results.load(file)
-        if not all(
-            {"task", "length", "score", "tokens", "answers"} <= row.keys()
-            for row in stored.figures["replies"]
-        ):
-            raise KeyError("score")
+        for row in stored.figures["replies"]:
+            # all that questions are compared by
+            if not {"task", "length", "score", "tokens", "answers"} <= row.keys():
+                raise KeyError("score")
     except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
         wrong = f"{file.name} in it is no result of this command ({type(error).__name__})"
         remedy = "name the folder of results that 'tape-ds evaluate ruler' wrote for the base"
@@ -61,18 +61,18 @@ def check(options: argparse.Namespace, stored: Result) -> list[Problem]:
         ),
     }
     problems = []
-    for name, (theirs, wrong) in settings.items():
+    for name, (theirs, reason) in settings.items():
         own = getattr(options, name)
         if theirs != own:
             remedy = f"give --{name} {theirs}, or compare with another result"
-            problems.append(Problem(FIELD, given, wrong.format(theirs, own), remedy))
+            problems.append(Problem(FIELD, given, reason.format(theirs, own), remedy))
     if bool(stored.config.get("chat")) != options.chat:
-        wrong = "its questions were texts to continue, these are chats"
+        reason = "its questions were texts to continue, these are chats"
         remedy = "leave --chat out, or compare with another result"
         if stored.config.get("chat"):
-            wrong = "its questions were chats, these are texts to continue"
+            reason = "its questions were chats, these are texts to continue"
             remedy = "give --chat, or compare with another result"
-        problems.append(Problem(FIELD, given, wrong, remedy))
+        problems.append(Problem(FIELD, given, reason, remedy))
     return problems
 
 
@@ -94,22 +94,23 @@ def common(
         UserError: no task at a length was asked the same questions.
     """
     theirs = _by_cell(stored.figures["replies"])
-    own = _by_cell([_as_stored(question) for question in questions])
+    own = _by_cell(map(_as_stored, questions))
     # spec -> fingerprint; its own base is no haystack, and no file of questions is recorded
     same_essays = (
         haystack.fingerprint() in stored.data.values()
         and stored.config.get("sentences") == sentences
     )
     replies: list[Mapping[str, Any]] = []
-    others: dict[str, list[Cell]] = {}
+    # by reason
+    others: defaultdict[str, list[Cell]] = defaultdict(list)
     for cell, asked in own.items():
         if cell not in theirs:
-            others.setdefault("it was not asked there", []).append(cell)
+            others["it was not asked there"].append(cell)
         elif hides_in_essays(cell[0]) and not same_essays:
-            others.setdefault("its haystack was another one", []).append(cell)
-        elif [_question(row) for row in theirs[cell]] != [_question(row) for row in asked]:
+            others["its haystack was another one"].append(cell)
+        elif list(map(_question, theirs[cell])) != list(map(_question, asked)):
             reason = "its questions were others, as with another tokenizer or another lm-eval"
-            others.setdefault(reason, []).append(cell)
+            others[reason].append(cell)
         else:
             replies += theirs[cell]
     left_out = [f"{_named(cells)} ({reason})" for reason, cells in others.items()]
@@ -130,11 +131,11 @@ def _as_stored(question: RulerQuestion) -> dict[str, Any]:
     }
 
 
-def _by_cell(rows: Sequence[Mapping[str, Any]]) -> dict[Cell, list[Mapping[str, Any]]]:
-    found: dict[Cell, list[Mapping[str, Any]]] = {}
+def _by_cell(rows: Iterable[Mapping[str, Any]]) -> dict[Cell, list[Mapping[str, Any]]]:
+    grouped: defaultdict[Cell, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
-        found.setdefault((row["task"], row["length"]), []).append(row)
-    return found
+        grouped[row["task"], row["length"]].append(row)
+    return grouped
 
 
 def _question(row: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -9,12 +9,14 @@ import contextlib
 import importlib.util
 import json
 import math
+import operator
 import random
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
-from itertools import accumulate
+from itertools import product, starmap
+from operator import itemgetter
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -98,15 +100,16 @@ class SortedPairs(Sequence[str]):
                 blocks.append([begin])
         # beginning of its pairs, or the pairs
         self._blocks: list[tuple[str, list[str] | None]] = []
+        self._starts = [0]
         for begins in blocks:
             listed = None
+            size = len(self._seconds)
             if len(begins) > 1:
-                listed = sorted({begin + second for begin in begins for second in self._seconds})
+                listed = sorted(set(starmap(operator.add, product(begins, self._seconds))))
+                # two words may make the same pair
+                size = len(listed)
             self._blocks.append((begins[0], listed))
-        sizes = [
-            len(self._seconds) if listed is None else len(listed) for _, listed in self._blocks
-        ]
-        self._starts = [0, *accumulate(sizes)]
+            self._starts.append(self._starts[-1] + size)
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -163,28 +166,31 @@ class Generators:
         module = self._module(module_name)
         # the search for the size of a text, and some attempts for each sample
         measuring = MeasuringTokenizer(tokenizer, room, patience=1000 + length // 4 + 20 * samples)
+        # what the module would load, show and print
         module["get_tokenizer"] = lambda *_, **__: measuring
         module["tqdm"] = lambda items, **_: items
         module["print"] = lambda *_, **__: None
         own_draw = module[DRAWING[module_name]]
 
         def draw_fewer(*arguments: Any, **options: Any) -> Any:
+            # lm-eval asks for all of them
             options["num_samples"] = min(options.get("num_samples", SAMPLES), samples)
             return own_draw(*arguments, **options)
 
         module[DRAWING[module_name]] = draw_fewer
-        if "generate_input_output" in module and module_name in ("vt_utils", "cwe_utils"):
-            _end_attempts(module, measuring, empty=2 if module_name == "vt_utils" else 3)
+        # the values that their attempts return
+        empty = {"vt_utils": 2, "cwe_utils": 3}.get(module_name)
+        if "generate_input_output" in module and empty is not None:
+            _end_attempts(module, measuring, empty)
         try:
             with _seeded(seed):
-                documents: list[dict[str, Any]] = module[function](max_seq_lengths=[length])[
-                    "test"
-                ].to_list()
+                drawn = module[function](max_seq_lengths=[length])
+                documents: list[dict[str, Any]] = drawn["test"].to_list()
         except (ValueError, IndexError, ZeroDivisionError) as error:
             raise NoQuestionError(" ".join(str(error).split())) from error
         if measuring.gave_up:
             raise NoQuestionError("its shortest text has more tokens")
-        if len(documents) < samples or not all(document["outputs"] for document in documents):
+        if len(documents) < samples or not all(map(itemgetter("outputs"), documents)):
             raise NoQuestionError("not all of its questions fit")
         return documents
 
@@ -203,9 +209,10 @@ class Generators:
         words = _words_of_wonderwords()
         lists_all = _LISTS_ALL_WORDS in Path(_file("prepare_niah")).read_text(encoding="utf-8")
         # where this line is another one, the module makes its own list, whatever that costs
-        imported = _words_of_wonderwords(empty=True) if lists_all else words
+        imported = _words_of_wonderwords(empty=lists_all)
         nltk = ModuleType("nltk")
         nltk.data = SimpleNamespace(find=lambda _: None)  # type: ignore[attr-defined]
+        # found when it is called, so that importing this module needs no data
         nltk.sent_tokenize = lambda text: sentence_splitter()[1](text)  # type: ignore[attr-defined]
         module = _execute("prepare_niah", {"wonderwords": imported, "nltk": nltk})
         if lists_all:
@@ -229,20 +236,19 @@ class Generators:
                 continue
             file = self.qa_files[name]
             module = self._module("qa_utils")
-            reader = next(
-                each for function, each in module.items() if function.startswith(f"read_{name}")
-            )
-            wrong = ""
+            reader = next(module[word] for word in module if word.startswith(f"read_{name}"))
+            reason = ""
             try:
                 questions, _ = reader()
-                wrong = "" if questions else "it has no question"
+                if not questions:
+                    reason = "it has no question"
             except (OSError, ValueError) as error:
-                wrong = f"it cannot be read as JSON ({' '.join(str(error).split())})"
+                reason = f"it cannot be read as JSON ({' '.join(str(error).split())})"
             except (KeyError, TypeError, IndexError) as error:
-                wrong = f"it has another form than {task}'s published file ({type(error).__name__}: {error})"
-            if wrong:
+                reason = f"it has another form than {task}'s published file ({type(error).__name__}: {error})"
+            if reason:
                 remedy = f"give {PUBLISHED_QA[name]}, as it was published"
-                problems.append(Problem(f"--{name}", str(file), wrong, remedy))
+                problems.append(Problem(f"--{name}", str(file), reason, remedy))
         return problems
 
     def _read_json(self, url: str) -> Any:
@@ -280,11 +286,12 @@ def needles(task: str) -> Mapping[str, Any] | None:
         return []
 
     recorder = ModuleType("prepare_niah")
+    # the options are what is asked for; no text is made of them
     recorder.get_haystack = lambda **_: ""  # type: ignore[attr-defined]
     recorder.generate_samples = record  # type: ignore[attr-defined]
     module = vars(_execute(module_name, {f"{PACKAGE}.prepare_niah": recorder}))
     module["get_tokenizer"] = lambda *_, **__: None
-    module["download_dataset"] = lambda samples: [list(each) for each in samples]
+    module["download_dataset"] = lambda samples: list(map(list, samples))
     module[function](max_seq_lengths=[SHORTEST])
     return recorded[0]
 
@@ -339,16 +346,17 @@ def _execute(name: str, replaced: Mapping[str, ModuleType]) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"{__name__}.{name}", _file(name))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    own = {each: sys.modules.get(each) for each in replaced}
+    before = {imported: sys.modules.get(imported) for imported in replaced}
     sys.modules.update(replaced)
     try:
         spec.loader.exec_module(module)
     finally:
-        for each, before in own.items():
-            if before is None:
-                del sys.modules[each]
+        # what others import is theirs again
+        for imported, theirs in before.items():
+            if theirs is None:
+                del sys.modules[imported]
             else:
-                sys.modules[each] = before
+                sys.modules[imported] = theirs
     return module
 
 
@@ -389,11 +397,13 @@ def _end_attempts(module: dict[str, Any], measuring: MeasuringTokenizer, empty: 
 @contextlib.contextmanager
 def _seeded(seed: int | None) -> Iterator[None]:
     """Seed the generators of random numbers that lm-eval seeds; afterwards restore them."""
-    states = random.getstate(), np.random.get_state()
-    random.seed(SEEDS["random"] if seed is None else seed)
-    np.random.seed(SEEDS["numpy"] if seed is None else seed)
+    state = random.getstate()
+    state_of_numpy = np.random.get_state()
+    seeds = SEEDS if seed is None else dict.fromkeys(SEEDS, seed)
+    random.seed(seeds["random"])
+    np.random.seed(seeds["numpy"])
     try:
         yield
     finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
+        random.setstate(state)
+        np.random.set_state(state_of_numpy)

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from tape_ds.data.prompting import prompt_ids
@@ -75,7 +76,7 @@ def draw_all(
     Raises:
         UserError: with a problem for each task and length of which no question fits, or too few about a text.
     """
-    found = []
+    of_tasks = []
     problems = []
     for task, count in per_text.items():
         for length in lengths:
@@ -90,13 +91,13 @@ def draw_all(
                     seed=seed,
                     per_text=count,
                 )
-                found.append(drawn)
+                of_tasks.append(drawn)
             except NoQuestionError as error:
                 problems.append(_too_short(task, length, error))
             except ruler_texts.TooFewKeysError as error:
                 problems.append(_too_few_keys(task, count, error.keys, length))
     raise_if_any(problems)
-    return found
+    return of_tasks
 
 
 def draw(
@@ -138,9 +139,11 @@ def draw(
                 task, length, number, ids, new_tokens, document, number // per_text
             )
             questions.append(question)
+        # tokens that the marks of a chat and the answer's prefix add to the text
         excess = max(len(question.ids) for question in questions) + new_tokens - length
         if excess <= 0:
             return DrawnTask(tuple(questions), room)
+        # the next texts leave so much more room
         room += excess
     raise NoQuestionError("no size of its texts was found")
 
@@ -151,6 +154,7 @@ def _about(
     """Return the documents of a text's questions."""
     if count == 1:
         return [dict(document)]
+    # of each text its own: another number of texts changes no question
     chosen = f"{seed} {task} {document['max_length']} {document['index']}"
     return ruler_texts.questions_about(document, generators.needle, count, chosen)
 
@@ -162,7 +166,7 @@ def row(question: RulerQuestion, ids: Sequence[int], tokenizer: Any) -> Row:
 
 
 def counts(rows: Sequence[Row]) -> Row:
-    total = sum(each["score"] for each in rows)
+    total = sum(map(itemgetter("score"), rows))
     low, high = ruler.wilson(total, len(rows))
     return {"samples": len(rows), "score": total / len(rows), "low": low, "high": high}
 
@@ -197,16 +201,17 @@ def prompts(
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     task_of_lm_eval = ConfigurableTask(config=settings)
     template = partial(_render, tokenizer) if chat else None
-    return [
-        task_of_lm_eval.fewshot_context(
+    texts = []
+    for document in documents:
+        text = task_of_lm_eval.fewshot_context(
             dict(document),
             num_fewshot=0,
             apply_chat_template=chat,
             chat_template=template,
             gen_prefix=task_of_lm_eval.doc_to_prefix(document),
         )
-        for document in documents
-    ]
+        texts.append(text)
+    return texts
 
 
 def reply_tokens(task: str) -> int:
@@ -244,7 +249,7 @@ def check(
         if length < shortest:
             wrong = "RULER's texts are longer"
             problems.append(Problem("lengths", length, wrong, f"give {shortest} or more"))
-    if haystack and any(ruler_generators.hides_in_essays(task) for task in per_text):
+    if haystack and any(map(ruler_generators.hides_in_essays, per_text)):
         longest = max(lengths)
         text = " ".join(haystack)
         # more characters than any tokenizer puts into a token on average

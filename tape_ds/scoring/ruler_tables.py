@@ -1,9 +1,12 @@
 """RULER's figures for people: CSV, Markdown and a picture of tasks and lengths."""
 
+from collections import defaultdict
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from tape_ds import storage
@@ -24,7 +27,7 @@ def write(figures: Mapping[str, Any], folder: Path, title: str) -> list[Path]:
     fields = [*FIELDS]
     if "questions_per_text" in figures:
         fields.append("texts")
-    rows = [[cell[name] for name in fields] for cell in figures["cells"]]
+    rows = map(itemgetter(*fields), figures["cells"])
     storage.write_text(csv_file, storage.as_csv(fields, rows))
     storage.write_text(table_file, f"# {title}\n\n{summary(figures)}\n\n{table(figures)}\n")
     draw(figures, picture, title)
@@ -35,33 +38,24 @@ def summary(figures: Mapping[str, Any]) -> str:
     """Return the effective lengths, the differences from the base, and what the numbers compare with, as lines."""
     lines = []
     for name, rule in RULES.items():
-        found = figures["effective"][name]
-        probability = f"{found['probability']:.0%}"
-        if found["length"] is None:
-            shortest = length_label(figures["lengths"][0]["length"])
-            lines.append(
-                f"- Effective length by {rule}: below {shortest}, which reaches it with probability {probability}"
-            )
-        else:
-            length = length_label(found["length"])
-            lines.append(
-                f"- Effective length by {rule}: {length}, which reaches it with probability {probability}"
-            )
+        effective = figures["effective"][name]
+        length = f"below {length_label(figures['lengths'][0]['length'])}"
+        if effective["length"] is not None:
+            length = length_label(effective["length"])
+        probability = f"which reaches it with probability {effective['probability']:.0%}"
+        lines.append(f"- Effective length by {rule}: {length}, {probability}")
     for row in figures.get("differences", ()):
         spread = f"{row['low']:+.1%} to {row['high']:+.1%}"
         lines.append(
             f"- {length_label(row['length'])}: {row['difference']:+.1%} ({spread}) from {figures['against']}"
         )
-    lines += [
-        f"- Not compared with {figures['against']}: {each}"
-        for each in figures.get("not_compared", ())
-    ]
-    tasks = max(each["tasks"] for each in figures["lengths"])
+    for reason in figures.get("not_compared", ()):
+        lines.append(f"- Not compared with {figures['against']}: {reason}")
+    tasks = max(map(itemgetter("tasks"), figures["lengths"]))
     lines.append(f"- Asked: {tasks} of RULER's 13 tasks, essays from {figures['haystack']}")
     if "questions_per_text" in figures:
-        lines.append(
-            f"- {per_text(figures['questions_per_text'])}; intervals are of texts, not of questions"
-        )
+        questions = per_text(figures["questions_per_text"])
+        lines.append(f"- {questions}; intervals are of texts, not of questions")
     if figures["not_asked"]:
         lines.append(f"- Not asked: {', '.join(figures['not_asked'])}")
     lines.append(
@@ -72,66 +66,64 @@ def summary(figures: Mapping[str, Any]) -> str:
 
 def per_text(numbers: Mapping[str, int]) -> str:
     """Return how many questions each text of a task has, in words."""
-    found = []
-    for number in sorted(set(numbers.values()), reverse=True):
-        tasks = [task for task in numbers if numbers[task] == number]
-        found.append(f"{number} of {', '.join(tasks)}")
-    return f"Questions about a text: {'; '.join(found)}"
+    groups: defaultdict[int, list[str]] = defaultdict(list)
+    for task, number in numbers.items():
+        groups[number].append(task)
+    words = [f"{number} of {', '.join(groups[number])}" for number in sorted(groups, reverse=True)]
+    return f"Questions about a text: {'; '.join(words)}"
 
 
 def table(figures: Mapping[str, Any]) -> str:
     """Return the scores with their intervals, tasks down and lengths across."""
-    lengths = [each["length"] for each in figures["lengths"]]
-    cells = {(cell["task"], cell["length"]): cell for cell in figures["cells"]}
-    rows = []
-    for task in dict.fromkeys(cell["task"] for cell in figures["cells"]):
-        row = [task]
-        for length in lengths:
-            cell = cells.get((task, length))
-            row.append("-" if cell is None else _share(cell["score"], cell))
-        rows.append(row)
-    rows.append(["mean", *(_share(each["mean"], each) for each in figures["lengths"])])
-    tokens = ["prompt tokens, mean"]
-    for length in lengths:
-        of_tasks = [cell["mean_tokens"] for cell in figures["cells"] if cell["length"] == length]
-        tokens.append(f"{sum(of_tasks) / len(of_tasks):,.0f}")
-    rows.append(tokens)
-    return markdown_table(["task (%)", *map(length_label, lengths)], rows)
+    rows: dict[str, list[str]] = {}
+    tokens: defaultdict[int, list[float]] = defaultdict(list)
+    lengths = _lengths(figures)
+    for cell in figures["cells"]:
+        # a task that was not asked at a length has a dash there
+        row = rows.setdefault(cell["task"], [cell["task"], *["-"] * len(lengths)])
+        row[1 + lengths.index(cell["length"])] = _share(cell["score"], cell)
+        tokens[cell["length"]].append(cell["mean_tokens"])
+    # over the tasks of a length
+    means = ["mean"]
+    prompts = ["prompt tokens, mean"]
+    for mean in figures["lengths"]:
+        of_tasks = tokens[mean["length"]]
+        means.append(_share(mean["mean"], mean))
+        prompts.append(f"{sum(of_tasks) / len(of_tasks):,.0f}")
+    header = ["task (%)", *map(length_label, lengths)]
+    return markdown_table(header, [*rows.values(), means, prompts])
 
 
 def draw(figures: Mapping[str, Any], path: Path, title: str) -> None:
     """Draw the scores; lines mark the effective lengths."""
-    lengths = [each["length"] for each in figures["lengths"]]
-    tasks = list(dict.fromkeys(cell["task"] for cell in figures["cells"]))
-    shares = [[float("nan")] * len(lengths) for _ in (*tasks, "mean")]
+    lengths = _lengths(figures)
+    tasks = list(dict.fromkeys(map(itemgetter("task"), figures["cells"])))
+    shares = np.full((len(tasks) + 1, len(lengths)), np.nan)
     for cell in figures["cells"]:
-        shares[tasks.index(cell["task"])][lengths.index(cell["length"])] = cell["score"]
-    shares[-1] = [each["mean"] for each in figures["lengths"]]
+        shares[tasks.index(cell["task"]), lengths.index(cell["length"])] = cell["score"]
+    shares[-1] = list(map(itemgetter("mean"), figures["lengths"]))
     figure = Figure(
         figsize=(4.2 + 0.8 * len(lengths), 2.4 + 0.4 * len(shares)), layout="constrained"
     )
     axes = figure.add_subplot(facecolor="0.8")
     image = axes.imshow(shares, cmap=COLOURS, vmin=0, vmax=1, aspect="auto")
-    for row, values in enumerate(shares):
-        for column, value in enumerate(values):
-            shown = "-" if value != value else f"{100 * value:.0f}"
-            axes.text(
-                column,
-                row,
-                shown,
-                ha="center",
-                va="center",
-                color="white" if value < 0.6 else "black",
-            )
+    for (row, column), value in np.ndenumerate(shares):
+        # NaN: not asked
+        shown = "-" if np.isnan(value) else f"{100 * value:.0f}"
+        colour = "white" if value < 0.6 else "black"
+        axes.text(column, row, shown, ha="center", va="center", color=colour)
     axes.axhline(len(tasks) - 0.5, color="white", lw=3)
-    axes.set_xticks(range(len(lengths)), labels=[length_label(length) for length in lengths])
+    axes.set_xticks(range(len(lengths)), labels=list(map(length_label, lengths)))
     axes.set_yticks(range(len(shares)), labels=[*tasks, "mean"])
     axes.set_xlabel("length (tokens)")
     marks = []
-    for name, style in (("published", "--"), ("own", ":")):
+    for name, whose, style in (("published", "RULER", "--"), ("own", "own", ":")):
         effective = figures["effective"][name]["length"]
-        place = -0.5 if effective is None else lengths.index(effective) + 0.5
-        label = f"effective length, {'RULER' if name == 'published' else 'own'}'s rule"
+        # after the column of that length; of none, before the first
+        place = -0.5
+        if effective is not None:
+            place = lengths.index(effective) + 0.5
+        label = f"effective length, {whose}'s rule"
         marks.append(
             axes.axvline(place, color=LINE, linestyle=style, lw=2.5, label=label, clip_on=False)
         )
@@ -143,3 +135,7 @@ def draw(figures: Mapping[str, Any], path: Path, title: str) -> None:
 
 def _share(value: float, interval: Mapping[str, Any]) -> str:
     return f"{100 * value:.1f} ({100 * interval['low']:.0f}-{100 * interval['high']:.0f})"
+
+
+def _lengths(figures: Mapping[str, Any]) -> list[int]:
+    return [row["length"] for row in figures["lengths"]]

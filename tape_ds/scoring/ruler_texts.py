@@ -9,6 +9,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any
 
 
@@ -35,24 +36,29 @@ def questions_about(
     """
     text, _, question = document["input"].rpartition("\n")
     needles = find_needles(text, needle)
-    times = Counter(key for key, _ in needles)
+    times = Counter(map(itemgetter(0), needles))
     (answer,) = document["outputs"]
-    own = next((key for key, value in needles if value == answer and key in question), None)
-    if own is None:
+    own_key = None
+    others = []
+    for key, value in needles:
+        if own_key is None and value == answer and key in question:
+            own_key = key
+        # of a key that stands there twice either value is right
+        elif times[key] == 1:
+            others.append((key, value))
+    if own_key is None:
         raise TooFewKeysError(0)
-    # of a key that stands there twice either value is right
-    others = [(key, value) for key, value in needles if key != own and times[key] == 1]
     if len(others) < count - 1:
         raise TooFewKeysError(len(others) + 1)
-    found = [dict(document)]
+    documents = [dict(document)]
     for key, value in random.Random(seed).sample(others, count - 1):
         changed = {
-            "input": f"{text}\n{question.replace(own, key)}",
-            "gen_prefix": document["gen_prefix"].replace(own, key),
+            "input": f"{text}\n{question.replace(own_key, key)}",
+            "gen_prefix": document["gen_prefix"].replace(own_key, key),
             "outputs": [value],
         }
-        found.append({**document, **changed})
-    return found
+        documents.append({**document, **changed})
+    return documents
 
 
 def find_needles(text: str, needle: str) -> list[tuple[str, str]]:
@@ -61,4 +67,4 @@ def find_needles(text: str, needle: str) -> list[tuple[str, str]]:
     pattern = re.escape(needle)
     for name, form in fields.items():
         pattern = pattern.replace(re.escape(name), form)
-    return [(found["key"], found["value"]) for found in re.finditer(pattern, text)]
+    return list(map(itemgetter("key", "value"), re.finditer(pattern, text)))

@@ -1,8 +1,11 @@
 """Mean loss for each span of positions, as results store it; without torch."""
 
 import math
+import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
+from operator import attrgetter
 from typing import Any
 
 
@@ -29,6 +32,7 @@ class SpanLosses:
         sums = []
         targets = 0
         for start, nll, count in zip(self.starts, self.nll, self.counts, strict=True):
+            # whole spans: one that an end cuts counts where it begins
             if start >= first and (last is None or start < last):
                 sums.append(nll * count)
                 targets += count
@@ -49,17 +53,16 @@ class SpanLosses:
     def merge(cls, losses: Iterable["SpanLosses"]) -> "SpanLosses":
         """Average several documents: each span over the targets of all documents that reach it."""
         documents = list(losses)
-        if len({each.span for each in documents}) != 1:
-            raise ValueError(
-                f"losses to merge must share one span: {[each.span for each in documents]}"
-            )
-        longest = max(documents, key=lambda each: len(each.starts))
+        spans = list(map(attrgetter("span"), documents))
+        if len(set(spans)) != 1:
+            raise ValueError(f"losses to merge must share one span: {spans}")
+        longest = max(documents, key=lambda document: len(document.starts))
         nll = []
         counts = []
-        for at in range(len(longest.starts)):
-            reaching = [
-                (each.nll[at], each.counts[at]) for each in documents if at < len(each.starts)
-            ]
-            counts.append(sum(count for _, count in reaching))
-            nll.append(math.fsum(value * count for value, count in reaching) / counts[-1])
+        # a document that ends before a span has no target in it
+        means = zip_longest(*map(attrgetter("nll"), documents), fillvalue=0.0)
+        targets = zip_longest(*map(attrgetter("counts"), documents), fillvalue=0)
+        for means_of_span, targets_of_span in zip(means, targets, strict=True):
+            counts.append(sum(targets_of_span))
+            nll.append(math.fsum(map(operator.mul, means_of_span, targets_of_span)) / counts[-1])
         return cls(longest.span, longest.starts, tuple(nll), tuple(counts))

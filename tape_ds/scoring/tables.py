@@ -1,7 +1,9 @@
 """The tables that a run prints on the terminal; plain and wide where the output is a file."""
 
+import itertools
 import sys
 from collections.abc import Iterable, Mapping
+from operator import itemgetter
 from typing import Any
 
 from rich.console import Console
@@ -30,14 +32,13 @@ def print_loss_by_position(
     """Print loss by span, one row per variant, past the native length in bold: all documents together, and each where
     there are few."""
     documents = list(next(iter(scores.values())))
-    tables = {
-        name: {variant: parts[name] for variant, parts in scores.items()} for name in documents
-    }
+    tables: dict[str, dict[str, SpanLosses]] = {}
     if len(documents) > 1:
         together = {variant: SpanLosses.merge(parts.values()) for variant, parts in scores.items()}
-        tables = {f"{len(documents)} documents": together} | (
-            tables if len(documents) <= FEW else {}
-        )
+        tables[f"{len(documents)} documents"] = together
+    if len(documents) <= FEW:
+        for name in documents:
+            tables[name] = {variant: parts[name] for variant, parts in scores.items()}
     for name, losses_of in tables.items():
         first = next(iter(losses_of.values()))
         table = Table(
@@ -50,11 +51,10 @@ def print_loss_by_position(
         table.add_column("mean", justify="right")
         table.add_column(f">= {_place(native_length)}", justify="right")
         for variant, losses in losses_of.items():
-            cells = [f"{value:.2f}" for value in losses.nll]
-            cells = [
-                f"[bold]{c}" if s >= native_length else c
-                for c, s in zip(cells, losses.starts, strict=True)
-            ]
+            cells = []
+            for start, nll in zip(losses.starts, losses.nll, strict=True):
+                bold = "[bold]" if start >= native_length else ""
+                cells.append(f"{bold}{nll:.2f}")
             past = "-"
             if losses.starts[-1] >= native_length:
                 past = f"{losses.mean_between(native_length):.3f}"
@@ -69,15 +69,15 @@ def print_perplexity(scores: Mapping[int, Perplexity], window: int) -> None:
     )
     for column in ("length", "x window", "perplexity", "nats per token", "targets", "blocks"):
         table.add_column(column, justify="right")
-    for length, found in sorted(scores.items()):
+    for length, score in sorted(scores.items()):
         bold = "[bold]" if length > window else ""
-        sizes = f"{found.targets:,}", f"{found.blocks:,}"
         table.add_row(
             f"{length:,}",
             f"{length / window:g}",
-            f"{bold}{found.value:,.2f}",
-            f"{found.nll:.4f}",
-            *sizes,
+            f"{bold}{score.value:,.2f}",
+            f"{score.nll:.4f}",
+            f"{score.targets:,}",
+            f"{score.blocks:,}",
         )
     _print(table)
 
@@ -93,31 +93,33 @@ def print_passkeys(
         table.add_column(column, justify="right")
     table.add_column("replied instead")
     for variant, part in found.items():
-        for each in part:
-            length = each["length"]
+        for row in part:
+            length = row["length"]
             bold = "[bold]" if length > native_length else ""
-            wrong = []
-            for reply in each["replies"]:
+            replies = []
+            for reply in row["replies"]:
                 if not reply["right"]:
                     # a stored result returns the words nan and inf as numbers
                     text = str(reply["reply"])
-                    wrong.append(f"{text!r} for {reply['key']} at {reply['depth']:.0%}")
-            wrong = (
-                wrong
-                if len(wrong) <= FEW
-                else [*wrong[: FEW - 1], f"and {len(wrong) - FEW + 1} more"]
+                    replies.append(f"{text!r} for {reply['key']} at {reply['depth']:.0%}")
+            # the line about the rest is one of the few
+            if len(replies) > FEW:
+                replies[FEW - 1 :] = [f"and {len(replies) - FEW + 1} more"]
+            table.add_row(
+                escape(variant),
+                f"{length:,}",
+                f"{length / native_length:.2g}",
+                f"{bold}{row['correct']} of {row['trials']}",
+                escape("\n".join(replies)),
             )
-            sizes = f"{length:,}", f"{length / native_length:.2g}"
-            found_of = f"{bold}{each['correct']} of {each['trials']}"
-            table.add_row(escape(variant), *sizes, found_of, escape("\n".join(wrong)))
         table.add_section()
     _print(table)
 
 
 def print_ruler(found: Mapping[str, Iterable[Mapping[str, Any]]]) -> None:
     """Print RULER's scores with Wilson's intervals: a row per variant and task, a column per length."""
-    rows = [row for part in found.values() for row in part]
-    lengths = sorted({row["length"] for row in rows})
+    rows = list(itertools.chain.from_iterable(found.values()))
+    lengths = sorted(set(map(itemgetter("length"), rows)))
     table = Table(title="RULER's scores, % (95 % interval)", title_justify="left")
     table.add_column("")
     table.add_column("task")
@@ -125,7 +127,7 @@ def print_ruler(found: Mapping[str, Iterable[Mapping[str, Any]]]) -> None:
         table.add_column(f"{length:,}", justify="right")
     for variant, part in found.items():
         by_place = {(row["task"], row["length"]): row for row in part}
-        for task in dict.fromkeys(row["task"] for row in rows):
+        for task in dict.fromkeys(map(itemgetter("task"), rows)):
             cells = []
             for length in lengths:
                 row = by_place[task, length]
@@ -144,6 +146,8 @@ def _place(position: int) -> str:
 
 
 def _print(content: Any) -> None:
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    # rich cuts to 80 columns where it finds no terminal
+    width = None if sys.stdout.isatty() else 160
+    console = Console(width=width, highlight=False)
     console.print(content)
     sys.stdout.flush()

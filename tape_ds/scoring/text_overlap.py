@@ -35,6 +35,7 @@ def f1(text: str, reference: str) -> tuple[float]:
     """Return the harmonic mean of precision and recall over the bags of words, 0 to 1."""
     ours = normalised(text).split()
     theirs = normalised(reference).split()
+    # a word counts as often as both have it
     shared = (Counter(ours) & Counter(theirs)).total()
     return (2 * shared / (len(ours) + len(theirs)) if shared else 0.0,)
 
@@ -62,7 +63,7 @@ def best(metric: str, text: str, references: Sequence[str]) -> tuple[float, ...]
     if not references:
         raise ValueError("a text without a reference cannot be scored")
     pairs = [METRICS[metric](text, reference) for reference in references]
-    return tuple(max(values) for values in zip(*pairs, strict=True))
+    return tuple(map(max, zip(*pairs, strict=True)))
 
 
 def score(examples: Sequence[Sequence[float]]) -> float:

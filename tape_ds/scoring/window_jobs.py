@@ -5,7 +5,9 @@ The jobs follow from the texts and the options alone, so that a resumed evaluati
 that the figures depend on neither the order of the jobs nor the number of processes.
 """
 
+import itertools
 import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -84,14 +86,20 @@ def read_texts(
         join: number of consecutive documents that make one text.
         bare: remove a document's own BOS and EOS.
     """
-    begin, end = (0, 0) if source.tokenised else prompting.around(tokenizer)
-    least = min_tokens + end + (begin if bare else 0)
+    begin = 0
+    end = 0
+    if not source.tokenised:
+        begin, end = prompting.around(tokenizer)
+    least = min_tokens + end
+    if bare:
+        least += begin
     cache = storage.cache_home() / "data"
     try:
         selected = selection.select(
             [source.spec], tokenizer, split, cache, min_tokens=least, max_documents=max_documents
         )
-    except UserError as error:  # with the names of this command's options
+    except UserError as error:
+        # with the names of this command's options
         renamed = []
         for problem in error.problems:
             remedy = problem.remedy.replace("min_document_tokens", "--min_tokens")
@@ -99,26 +107,28 @@ def read_texts(
         raise UserError(renamed) from error
 
     texts = []
-    seen: dict[str, int] = {}
+    seen: Counter[str] = Counter()
     for batch in selected.documents.with_format("arrow").iter(batch_size=64):
         names = batch.column("name").to_pylist()
         rows = batch.column("input_ids").combine_chunks()
         for name, row in zip(names, rows, strict=True):
-            seen[name] = seen.get(name, 0) + 1
-            unique = name if seen[name] == 1 else f"{name} ({seen[name]})"
-            ids = row.values.to_numpy().astype(np.int32, copy=False)  # of a folder of 16 bits
+            seen[name] += 1
+            unique = f"{name} ({seen[name]})" if seen[name] > 1 else name
+            # a folder of tokens may have 16 bits
+            ids = row.values.to_numpy().astype(np.int32, copy=False)
             ids = ids[: len(ids) - end]
-            ids = tokenized.without_ends(ids, tokenizer) if bare else ids
+            if bare:
+                ids = tokenized.without_ends(ids, tokenizer)
             texts.append(ScoredText(unique, ids[:max_tokens], source.stream))
     if join is None:
         return texts
     joined = []
     for at in range(0, len(texts), join):
-        first, *rest = texts[at : at + join]
-        name = f"{first.name} to {rest[-1].name}" if rest else first.name
-        joined.append(
-            ScoredText(name, np.concatenate([text.ids for text in (first, *rest)]), stream=True)
-        )
+        several = texts[at : at + join]
+        name = several[0].name
+        if len(several) > 1:
+            name = f"{name} to {several[-1].name}"
+        joined.append(ScoredText(name, np.concatenate([text.ids for text in several]), stream=True))
     return joined
 
 
@@ -131,8 +141,12 @@ def plan(texts: Texts, lengths: Sequence[int], scoring: Scoring) -> Jobs:
             longest = max(lengths)
             for at, text in enumerate(parts):
                 # the beginning of each document; of a stream, where documents begin anywhere, every block
-                found = windows.blocks(len(text.ids), longest, begin=begin) if text.stream else []
-                for window in found or [Window(0, min(len(text.ids), longest - begin), 1 - begin)]:
+                parts_of_text = []
+                if text.stream:
+                    parts_of_text = windows.blocks(len(text.ids), longest, begin=begin)
+                if not parts_of_text:
+                    parts_of_text = [Window(0, min(len(text.ids), longest - begin), 1 - begin)]
+                for window in parts_of_text:
                     if window.targets > 0:
                         key = f"{source} spans {at} from {window.start}"
                         jobs[key] = WindowJob(source, longest, ((at, window),), spans=True)
@@ -148,9 +162,9 @@ def plan(texts: Texts, lengths: Sequence[int], scoring: Scoring) -> Jobs:
                     groups[-1].append((at, window))
                     tokens += size
             for number, group in enumerate(groups):
-                jobs[f"{source} length {length} group {number}"] = WindowJob(
-                    source, length, tuple(group)
-                )
+                key = f"{source} length {length} group {number}"
+                jobs[key] = WindowJob(source, length, tuple(group))
+    # the longest first: what does not fit in memory is found at once
     return dict(sorted(jobs.items(), key=lambda item: -item[1].length))
 
 
@@ -176,7 +190,7 @@ def figures(
 ) -> dict[str, Any]:
     """Return all figures except the cost; ``found`` has the results of :func:`work` by job."""
     entries = []
-    by_position = {}
+    by_position: dict[str, Any] = {}
     for source, parts in texts.items():
         for length in sorted(lengths):
             by_text: list[list[WindowLoss]] = [[] for _ in parts]
@@ -187,32 +201,41 @@ def figures(
                 for (at, window), (nll, foreseen) in zip(job.windows, found[key], strict=True):
                     by_text[at].append(WindowLoss(nll, foreseen, window.targets))
                     reach[at] = max(reach[at], window.end)
-            pairs = list(zip(parts, by_text, strict=True))
-            left_out = [text.name for text, scored in pairs if not scored]
-            shorter = [
-                text.name
-                for text, scored in pairs
-                if scored and len(text.ids) < scoring.room(length)
-            ]
-            unread = sum(len(text.ids) for text in parts) - int(reach.sum())
-            entry = {"source": source, "convention": scoring.convention, "length": length}
-            entry["stride"] = scoring.stride if scoring.convention != "blocks" else length
-            entry |= {"bos": scoring.begin is not None, **pool(by_text)}
-            entry["shorter"] = {"documents": len(shorter), "names": shorter[:NAMED]}
-            entry["left_out"] = {
-                "documents": len(left_out),
-                "names": left_out[:NAMED],
-                "tokens": unread,
-            }
-            entries.append(entry)
+            left_out = []
+            shorter = []
+            unread = -int(reach.sum())
+            for text, scored in zip(parts, by_text, strict=True):
+                unread += len(text.ids)
+                if not scored:
+                    left_out.append(text.name)
+                elif len(text.ids) < scoring.room(length):
+                    shorter.append(text.name)
+            # blocks do not overlap
+            stride = scoring.stride if scoring.convention != "blocks" else length
+            entries.append(
+                {
+                    "source": source,
+                    "convention": scoring.convention,
+                    "length": length,
+                    "stride": stride,
+                    "bos": scoring.begin is not None,
+                    **pool(by_text),
+                    "shorter": {"documents": len(shorter), "names": shorter[:NAMED]},
+                    "left_out": {
+                        "documents": len(left_out),
+                        "names": left_out[:NAMED],
+                        "tokens": unread,
+                    },
+                }
+            )
         if scoring.spans is not None:
-            spans: dict[int, list[SpanLosses]] = {}
+            spans: defaultdict[int, list[SpanLosses]] = defaultdict(list)
             for key, job in jobs.items():
                 if job.spans and job.source == source:
-                    spans.setdefault(job.windows[0][0], []).append(SpanLosses.from_dict(found[key]))
-            by_position[source] = {
-                parts[at].name: SpanLosses.merge(spans[at]).to_dict() for at in sorted(spans)
-            }
+                    spans[job.windows[0][0]].append(SpanLosses.from_dict(found[key]))
+            by_position[source] = {}
+            for at in sorted(spans):
+                by_position[source][parts[at].name] = SpanLosses.merge(spans[at]).to_dict()
     documents = {source: len(parts) for source, parts in texts.items()}
     return {"perplexity": entries, "loss_by_position": by_position, "documents": documents}
 
@@ -225,8 +248,8 @@ def pool(documents: Iterable[Sequence[WindowLoss]]) -> dict[str, Any]:
     as a ratio of two sums over them (Cochran, Sampling Techniques, 1977, section 2.11, with n - 1 degrees of freedom);
     None for fewer than two.
     """
-    scored = [document for document in documents if document]
-    windows = [window for document in scored for window in document]
+    scored = list(filter(None, documents))
+    windows = list(itertools.chain.from_iterable(scored))
     targets = sum(window.targets for window in windows)
     if targets == 0:
         raise ValueError("no window has a target")
@@ -234,18 +257,17 @@ def pool(documents: Iterable[Sequence[WindowLoss]]) -> dict[str, Any]:
     error = None
     count = len(scored)
     if count > 1:
-        deviations = [
-            math.fsum(window.nll - nll * window.targets for window in document)
-            for document in scored
-        ]
-        squares = math.fsum(each * each for each in deviations)
-        error = math.sqrt(squares * count / (count - 1)) / targets
+        squares = []
+        for document in scored:
+            deviation = math.fsum(window.nll - nll * window.targets for window in document)
+            squares.append(deviation * deviation)
+        error = math.sqrt(math.fsum(squares) * count / (count - 1)) / targets
     return {
         "nll": nll,
         "perplexity": losses.exp(nll),
         "standard_error": error,
-        "accuracy": sum(window.foreseen for window in windows)
-        / targets,  # tokens that were the most likely ones
+        # tokens that were the most likely ones
+        "accuracy": sum(window.foreseen for window in windows) / targets,
         "targets": targets,
         "windows": len(windows),
         "documents": count,

@@ -62,6 +62,7 @@ def new_tokens(tokens: int, length: int, stride: int, begin: bool = False) -> li
     scored = 0
     for start in range(0, tokens, stride):
         end = min(start + size, tokens)
+        # a token that was scored in the window before is context here
         first = max(scored, start + 1 - begin)
         if end > first:
             windows.append(Window(start, end, first))
@@ -75,6 +76,7 @@ def blocks(
     tokens: int, length: int, stride: int | None = None, begin: bool = False
 ) -> list[Window]:
     """Return consecutive windows; a rest too short for one is dropped. ``stride`` has no effect."""
+    # a stride of 1 is always allowed
     size = _size(length, 1, begin)
     return [
         Window(start, start + size, start + 1 - begin)
@@ -120,8 +122,11 @@ class Scoring:
 
     def windows(self, tokens: int, length: int) -> list[Window]:
         """Return the windows of a text of ``tokens`` tokens."""
-        found = CONVENTIONS[self.convention](tokens, length, self.stride, self.begin is not None)
-        found = found[:-1] if self.drop_last else found
+        cut = CONVENTIONS[self.convention]
+        windows = cut(tokens, length, self.stride, self.begin is not None)
+        # before the first is taken: of a single window none is left
+        if self.drop_last:
+            windows = windows[:-1]
         if self.first_window:
-            return found[:1]
-        return found
+            return windows[:1]
+        return windows

@@ -5,13 +5,13 @@ import torch
 
 from benchmarks import attention
 from benchmarks.benchmark_case import Setting, run
-from benchmarks.shapes import document_lengths, read
+from benchmarks.shapes import document_lengths, read_shape
 from tape_ds.kernels import reference
 
 CPU = torch.device("cpu")
 SETTING = Setting(CPU, torch.float32)
-SHAPE = read("B2 H4 G2 T24 K8")
-PACKED = read("B2 H4 G2 T24 K8 N3")
+SHAPE = read_shape("B2 H4 G2 T24 K8")
+PACKED = read_shape("B2 H4 G2 T24 K8 N3")
 
 
 def whole_matrix(q, k, v):

@@ -7,7 +7,7 @@ from benchmarks import models, whole_models
 from benchmarks.__main__ import measure
 from benchmarks.benchmark_case import Setting
 from benchmarks.groups import GROUPS
-from benchmarks.shapes import read
+from benchmarks.shapes import read_shape
 
 SETTING = Setting(torch.device("cpu"), torch.float32)
 ORIGIN = {"device": "a CPU", "chip": "cpu", "date": "today", "commit": "none", "versions": ""}
@@ -44,7 +44,7 @@ def test_every_implementation_is_right_or_says_why_not(name, monkeypatch):
 
 
 def test_both_encodings_stand_on_the_same_weights():
-    member = models.family(read("tiny L3 B1 T40"), SETTING)
+    member = models.family(read_shape("tiny L3 B1 T40"), SETTING)
     rope, tape, other = member("rope", "sdpa"), member("tape", "sdpa"), member("tape", "auto")
     mine = dict(tape.named_parameters())
     for name, weight in rope.named_parameters():

@@ -31,7 +31,7 @@ from benchmarks import shapes
     ],
 )
 def test_labels_are_read(label, sizes):
-    assert {name: size for name, size in shapes.read(label)._asdict().items() if size} == {
+    assert {name: size for name, size in shapes.read_shape(label)._asdict().items() if size} == {
         "label": label,
         **sizes,
     }

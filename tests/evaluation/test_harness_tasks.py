@@ -86,7 +86,7 @@ def load(tmp_path, monkeypatch):
             for name, value in task.items()
         ]
         (tmp_path / "own.yaml").write_text("\n".join(lines))
-        return harness_tasks.load(
+        return harness_tasks.load_tasks(
             EvaluatorConfig(tasks=["own"], metadata={}, seed=[seed] * 4)
         ).fingerprints(shots)
 

@@ -20,8 +20,9 @@ def test_lines_less_the_median_of_the_finite_ones():
 
 
 def test_one_exploding_line_does_not_set_the_height():
-    assert differences.height([0.02, -0.02, 0.02, 0.02, math.nan, 5.0]) == pytest.approx(0.03)
-    assert differences.height([]) == differences.height([0.0, 1e-6]) == 0.01
+    lines = {"good": {0: 0.02, 1: -0.02, 2: 0.02}, "broken": {0: 0.02, 1: math.nan, 2: 5.0}}
+    assert differences.height(lines) == pytest.approx(0.03)
+    assert differences.height({}) == differences.height({"one": {0: 0.0, 1: 1e-6}}) == 0.01
 
 
 @pytest.mark.parametrize(("most", "step"), [(5, 1), (15360, 2048), (16384, 2048), (16385, 4096)])

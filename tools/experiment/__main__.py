@@ -19,7 +19,7 @@ import argparse
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -40,7 +40,8 @@ NAME = "tools.experiment"
 def main(argv: list[str] | None = None) -> int:
     """Check everything, print the plan, run it, write the page after every run."""
     typed = sys.argv[1:] if argv is None else argv
-    at = typed.index("--") if "--" in typed else len(typed)
+    # words after -- are the launchers'
+    at = [*typed, "--"].index("--")
     parser = Parser(prog=f"python -m {NAME}", description=__doc__)
     parser.add_argument(
         "experiment", nargs="?", metavar="EXPERIMENT", help="a name, see --list, or a .yaml file"
@@ -79,29 +80,20 @@ def main(argv: list[str] | None = None) -> int:
         storage.write_text(ROOT / pages.OVERVIEW, pages.overview())
         print(f"written: {pages.OVERVIEW}", flush=True)
     if options.list:
-        rows = []
-        for name in table.shipped():
-            found = table.read(name)
-            stored = ""
-            if found.label:
-                stored = "yes" if pages.stored(name) else pages.NOT_MEASURED
-            minutes = "" if found.minutes is None else f"{found.minutes:g}"
-            rows.append((name, found.about, minutes, stored))
-        print(markdown_table(["name", "what", "minutes of two cores", "stored"], rows, "l"))
+        print(listing())
     if options.experiment is None:
         if not options.page and not options.list:
-            raise UserError(
-                Problem("experiment", None, "missing", "name one, or ask for the --list")
-            )
+            remedy = "name one, or ask for the --list"
+            raise UserError(Problem("experiment", None, "missing", remedy))
         return 0
 
-    work = check(options)
+    work = settle_experiment(options)
     planned = runs.plan(work.experiment, typed[at + 1 :], work.output, work.starting.processes)
     print(outline(work, planned), flush=True)
     if options.plan:
         return 0
 
-    def write() -> str:
+    def write_page() -> str:
         return pages.write(
             work, planned, Path(options.results or work.output), ["python", "-m", NAME, *typed]
         )
@@ -109,87 +101,104 @@ def main(argv: list[str] | None = None) -> int:
     failed = {}
     log = work.run_steps("before", work.commands(work.experiment.before), work.own, "")
     complete = {run.label for run in planned if work.scored(run) is not None}
+    # runs need what the first commands make
     for run, log_of_run in work.run_all(planned if log is None else []):
         if log_of_run is not None:
             failed[run.label] = log_of_run
         elif run.label not in complete:
-            write()
+            write_page()
     if log is None and not failed:
-        log = work.run_steps(
-            "then", work.commands(work.experiment.then), work.own, work.all_scored(planned) or ""
-        )
-    failed |= {"a command": log} if log is not None else {}
-    print(write(), flush=True)
+        commands = work.commands(work.experiment.then)
+        log = work.run_steps("then", commands, work.own, work.all_scored(planned) or "")
+    if log is not None:
+        failed["a command"] = log
+    print(write_page(), flush=True)
     for label, log_of_run in failed.items():
         print(f"FAILED: {label}, see {log_of_run}", file=sys.stderr, flush=True)
-    if failed:
-        return 1
-    return 0
+    return int(bool(failed))
 
 
-def check(options: argparse.Namespace) -> ExperimentWork:
+def listing() -> str:
+    rows = []
+    for name in table.shipped():
+        asked = table.read(name)
+        stored = ""
+        if asked.label:
+            stored = "yes" if pages.stored(name) else pages.NOT_MEASURED
+        minutes = "" if asked.minutes is None else f"{asked.minutes:g}"
+        rows.append((name, asked.about, minutes, stored))
+    return markdown_table(["name", "what", "minutes of two cores", "stored"], rows, "l")
+
+
+def settle_experiment(options: argparse.Namespace) -> ExperimentWork:
     """Return the experiment with the changes of the command line."""
-    found = table.read(options.experiment, options.scale)
-    chosen = options.arms or list(found.arms)
-    unknown = [arm for arm in chosen if arm not in found.arms]
-    problems = [
-        Problem("arms", arm, "no such arm", did_you_mean(arm, found.arms)) for arm in unknown
-    ]
-    given = {name: getattr(options, name) for name in ("seeds", "reference", "primary")}
-    given |= {"arms": {arm: found.arms[arm] for arm in chosen if arm in found.arms}}
-    own = {name: getattr(found, name) for name in Experiment.model_fields}
-    found = Experiment.build(
-        own | {name: value for name, value in given.items() if value is not None}
-    )
+    asked = table.read(options.experiment, options.scale)
+    problems = []
+    arms = {}
+    for arm in options.arms or asked.arms:
+        if arm in asked.arms:
+            arms[arm] = asked.arms[arm]
+        else:
+            problems.append(Problem("arms", arm, "no such arm", did_you_mean(arm, asked.arms)))
+    fields = dict(asked)
+    fields["arms"] = arms
+    for name in ("seeds", "reference", "primary"):
+        if getattr(options, name) is not None:
+            fields[name] = getattr(options, name)
+    asked = Experiment.build(fields)
     problems += below_one(options, "jobs", "processes")
     for name in ("output", "results"):
         problems += check_folder(name, getattr(options, name) or ".")
-    try:
-        words = shlex.split(options.launcher)
-        if words and words[0] not in ("deepspeed", "python") and shutil.which(words[0]) is None:
-            problems.append(
-                Problem(
-                    "launcher", options.launcher, f"there is no program {words[0]}", "install it"
-                )
-            )
-    except ValueError as error:
-        problems.append(
-            Problem(
-                "launcher", options.launcher, f"cannot be read ({error})", "write it as in a shell"
-            )
-        )
-    raise_if_any([*problems, *table.check(found)])
+    problems += _check_launcher(options.launcher)
+    raise_if_any([*problems, *table.check_experiment(asked)])
 
     stem = Path(options.experiment).stem
-    paper = options.scale == PAPER
-    output = Path(options.output or found.output or f"runs/{stem}{'_paper' if paper else ''}")
-    many = 8 if paper else max(1, (torch.cuda.device_count() or 2) // options.jobs)
-    starting = runs.Starting(options.processes or found.processes or many, options.launcher)
-    name = f"{stem}_{options.scale}" if found.label else stem
-    raise_if_any(pages.check_page(Path(options.results or output), name))
-    return ExperimentWork(name, found, output, starting, options.jobs)
+    name = f"{stem}_{options.scale}" if asked.label else stem
+    output = f"runs/{stem}"
+    # of each run: every GPU that the jobs leave it, two cores without one, a machine of eight for the paper's
+    processes = max(1, (torch.cuda.device_count() or 2) // options.jobs)
+    if options.scale == PAPER:
+        output += "_paper"
+        processes = 8
+    folder = Path(options.output or asked.output or output)
+    raise_if_any(pages.check_page(Path(options.results or folder), name))
+    starting = runs.Starting(options.processes or asked.processes or processes, options.launcher)
+    return ExperimentWork(name, asked, folder, starting, options.jobs)
+
+
+def _check_launcher(launcher: str) -> list[Problem]:
+    try:
+        words = shlex.split(launcher)
+    except ValueError as error:
+        reason = f"cannot be read ({error})"
+        return [Problem("launcher", launcher, reason, "write it as in a shell")]
+    if words and words[0] not in ("deepspeed", "python") and shutil.which(words[0]) is None:
+        return [Problem("launcher", launcher, f"there is no program {words[0]}", "install it")]
+    return []
 
 
 def outline(work: ExperimentWork, planned: Sequence[PlannedRun]) -> str:
     """Return the plan as text."""
-    found = work.experiment
-    lines = [f"{found.label}: {found.about}" if found.label else found.about]
-    lines += [f"  ours: {found.setting}"] if found.setting else []
-    lines += [f"  {remark}" for remark in found.remarks] + (
-        [f"  needs {found.needs}"] if found.needs else []
-    )
-    commands: list[tuple[str, Sequence[str]]] = [
-        ("  ", words) for words in work.commands(found.before)
-    ]
+    asked = work.experiment
+    lines = [f"{asked.label}: {asked.about}" if asked.label else asked.about]
+    if asked.setting:
+        lines.append(f"  ours: {asked.setting}")
+    lines += map("  {}".format, asked.remarks)
+    if asked.needs:
+        lines.append(f"  needs {asked.needs}")
+
+    def add(indent: str, commands: Iterable[Sequence[str]]) -> None:
+        for words in commands:
+            lines.append(indent + shlex.join(work.starting.typed(words)))
+
+    add("  ", work.commands(asked.before))
     for run in planned:
-        title = f"- {run.label}{', done' if work.scored(run) is not None else ''}\n    "
-        commands += [
-            (title, work.training(run)),
-            *(("    ", words) for words in work.commands(found.score, run)),
-        ]
-    commands += [("  ", words) for words in work.commands(found.then)]
-    lines += [indent + shlex.join(work.starting.typed(words)) for indent, words in commands]
-    lines += [f"about {found.minutes:g} min on two cores"] if found.minutes is not None else []
+        done = ", done" if work.scored(run) is not None else ""
+        add(f"- {run.label}{done}\n    ", [work.training(run)])
+        add("    ", work.commands(asked.score, run))
+    add("  ", work.commands(asked.then))
+    if asked.minutes is not None:
+        lines.append(f"about {asked.minutes:g} min on two cores")
     return "\n".join(lines)
 
 

@@ -9,8 +9,10 @@ import os
 import re
 import shlex
 import shutil
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,8 @@ OVERVIEW = RESULTS / "README.md"
 # which ``--results`` names for the overview
 STORED = RESULTS / "reproduce"
 NOT_MEASURED = "not measured"
-WIDTH = 90  # characters of a line of code that the site shows
+# characters of a line of code that the site shows
+WIDTH = 90
 
 
 @dataclass(frozen=True)
@@ -51,15 +54,15 @@ class StoredSource:
         # results hold the script without the program that starts it
         if words and words[0].endswith(".py"):
             script = Path(words[0])
-            folder = (
-                "tools.experiments" if script.parent.name == "experiments" else script.parent.name
-            )
+            folder = script.parent.name
+            if folder == "experiments":
+                folder = "tools.experiments"
             start = ["deepspeed", f"launchers/{script.name}"]
             if folder != "launchers":
                 start = ["python", "-m", f"{folder}.{script.stem}"]
             words = [*start, *(word for word in words[1:] if not word.startswith("--local_rank"))]
-        gpus = [str(gpu["name"]) for gpu in result.hardware.get("gpus") or []]
-        machine = " + ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus))
+        gpus = Counter(str(gpu["name"]) for gpu in result.hardware.get("gpus") or [])
+        machine = " + ".join(f"{count} x {name}" for name, count in gpus.items())
         machine = machine or f"{result.hardware.get('cpu')}, {result.hardware.get('cores')} cores"
         commit = ""
         if result.commit:
@@ -89,63 +92,66 @@ class Measured:
     def command(self) -> str:
         if self.scale is None:
             return next(source.command for source in self.sources if source.command)
-        return f"python -m tools.experiment {self.experiment}{' --scale paper' if self.scale == PAPER else ''}"
+        command = f"python -m tools.experiment {self.experiment}"
+        if self.scale == PAPER:
+            command += " --scale paper"
+        return command
 
     @property
     def hardware(self) -> str:
-        return "; ".join(
-            dict.fromkeys(source.hardware for source in self.sources if source.hardware)
-        )
+        machines = dict.fromkeys(map(attrgetter("hardware"), self.sources))
+        return "; ".join(filter(None, machines))
 
     def figures(self) -> dict[str, Any]:
         """Return the figures of the stored result, which :meth:`of` reads."""
-        methods = {
-            method: [{**asdict(quantity), "value": value} for quantity, value in numbers.items()]
-            for method, numbers in self.rows.items()
-        }
-        plain = {
-            name: value for name, value in vars(self).items() if name not in ("rows", "sources")
-        }
-        return {**plain, "methods": methods, "sources": [asdict(source) for source in self.sources]}
+        figures = dict(vars(self))
+        del figures["rows"], figures["sources"]
+        methods: dict[str, list[dict[str, Any]]] = {}
+        for method, numbers in self.rows.items():
+            methods[method] = []
+            for quantity, value in numbers.items():
+                methods[method].append({**asdict(quantity), "value": value})
+        return {**figures, "methods": methods, "sources": list(map(asdict, self.sources))}
 
     @classmethod
     def of(cls, result: results.Result, page: str = "") -> "Measured":
         """Read a stored result; ``page`` explains it if it names no page."""
         data = result.figures
-        rows = {
-            method: {
-                Quantity(each["task"], each["metric"], each["length"]): each["value"]
-                for each in numbers
-            }
-            for method, numbers in data["methods"].items()
-        }
-        sources = tuple(StoredSource(**source) for source in data["sources"])
-        lists = (tuple(data["files"]), tuple(data["remarks"]))
+        rows: Rows = {}
+        for method, numbers in data["methods"].items():
+            rows[method] = {}
+            for number in numbers:
+                quantity = Quantity(number["task"], number["metric"], number["length"])
+                rows[method][quantity] = number["value"]
         return cls(
-            data["experiment"],
-            data["setting"],
-            rows,
-            sources,
-            *lists,
-            data["scale"],
-            data.get("page", page),
+            experiment=data["experiment"],
+            setting=data["setting"],
+            rows=rows,
+            sources=tuple(StoredSource(**source) for source in data["sources"]),
+            files=tuple(data["files"]),
+            remarks=tuple(data["remarks"]),
+            scale=data["scale"],
+            # results that were stored before pages were named have none
+            page=data.get("page", page),
         )
 
 
 def check_page(folder: Path, name: str) -> list[Problem]:
     """Check that the page ``name`` replaces nothing in ``folder`` but an earlier one of :func:`write`."""
-    files = [folder / f"{name}.{kind}" for kind in ("json", "md", "csv")]
-    there = [file.name for file in files if file.exists()]
+    there = []
+    for kind in ("json", "md", "csv"):
+        if (folder / f"{name}.{kind}").exists():
+            there.append(f"{name}.{kind}")
     if not there:
         return []
     try:
-        is_ours = "experiment" in results.load(files[0]).figures
+        if "experiment" in results.load(folder / f"{name}.json").figures:
+            return []
     except UserError:
-        is_ours = False
-    wrong = f"{', '.join(there)} in it would be replaced, and is no page of an experiment"
-    if is_ours:
-        return []
-    return [Problem("results", str(folder), wrong, "name another folder with --results")]
+        # no stored result, so the page is somebody's own
+        pass
+    reason = f"{', '.join(there)} in it would be replaced, and is no page of an experiment"
+    return [Problem("results", str(folder), reason, "name another folder with --results")]
 
 
 def write(
@@ -156,49 +162,65 @@ def write(
     complete = [run for run in planned if work.scored(run) is not None]
     # of the last commands only what they wrote since then
     since = work.all_scored(planned)
-    concluded = (
-        since is not None and runs.all_ended(work.own, work.commands(asked.then), since) is not None
-    )
-    own = work.own if concluded else None
-    rows, made, sources = gather(work, complete, own)
-    pictures = (
-        [file for pattern in asked.pictures for file in sorted(own.glob(pattern))] if own else []
-    )
-    copied = [folder / f"{work.name}_{file.name}" for file in pictures]
-    for file, target in zip(pictures, copied, strict=True):
-        storage.write_file(target, functools.partial(shutil.copyfile, file))
-    scale = work.name.rpartition("_")[2] if asked.label else None
+    concluded = None
+    if since is not None and runs.all_ended(work.own, work.commands(asked.then), since) is not None:
+        concluded = work.own
+    rows, made, sources = gather(work, complete, concluded)
+    copied = _copy_pictures(work, concluded, folder)
+    scale = None
+    title = asked.about
+    if asked.label:
+        scale = work.name.rpartition("_")[2]
+        title = f"{asked.label}: {asked.about}"
     name = work.name.removesuffix(f"_{scale}")
-    files = tuple(map(shown, copied))
-    ours = Measured(name, asked.setting, rows, tuple(sources), files, tuple(asked.remarks), scale)
+    ours = Measured(
+        name, asked.setting, rows, tuple(sources), tuple(copied), tuple(asked.remarks), scale
+    )
 
-    parts = [f"# {asked.label}: {asked.about}" if asked.label else f"# {asked.about}"]
+    parts = [f"# {title}"]
     figures = ours.figures()
+    # a published table of a single seed has nothing to compare by
     if made and (len(asked.seeds) > 1 or not asked.label):
-        arms = [row.arm for row in made]
-        compared = Study(
-            made, asked.reference or next(arm for arm in asked.arms if arm in arms), asked.primary
-        )
+        compared = Study(made, asked.reference or _first_arm(work, made), asked.primary)
         parts.append(study.text(compared))
         figures["comparison"] = compared.figures()
-        header = ["arm", "seed", *(measure.name for measure in compared.measures)]
-        lines = [
-            [row.arm, row.seed, *(row.figures.get(each.quantity) for each in compared.measures)]
-            for row in made
-        ]
+        header = ["arm", "seed", *map(attrgetter("name"), compared.measures)]
+        lines = []
+        for row in made:
+            values = [row.figures.get(measure.quantity) for measure in compared.measures]
+            lines.append([row.arm, row.seed, *values])
         storage.write_text(folder / f"{work.name}.csv", storage.as_csv(header, lines))
-    seeds = sorted({run.seed for run in complete})
-    result = results.collect(
-        command=typed, seed=seeds[0] if len(seeds) == 1 else None, processes=work.starting.processes
-    ).finish(figures)
+    # the result of runs with several seeds names none
+    seeds = set(map(attrgetter("seed"), complete))
+    seed = None
+    if len(seeds) == 1:
+        [seed] = seeds
+    result = results.collect(command=typed, seed=seed, processes=work.starting.processes)
+    result = result.finish(figures)
     if asked.label:
         parts.append(next_to_published(asked.label, ours, folder))
     else:
         parts += [listed("Remarks", asked.remarks), origin(ours, [shlex.join(result.command)])]
-    text = "\n\n".join(part for part in parts if part) + "\n"
+    text = "\n\n".join(filter(None, parts)) + "\n"
     results.save(result, folder / f"{work.name}.json")
     storage.write_text(folder / f"{work.name}.md", text)
     return f"{text}\nwritten to {folder / work.name}.md, .json"
+
+
+def _copy_pictures(work: ExperimentWork, concluded: Path | None, folder: Path) -> list[str]:
+    """Copy the pictures of the last commands into ``folder``; return their paths from the repository's top."""
+    copied = []
+    for pattern in work.experiment.pictures if concluded else ():
+        for file in sorted(work.own.glob(pattern)):
+            target = folder / f"{work.name}_{file.name}"
+            storage.write_file(target, functools.partial(shutil.copyfile, file))
+            copied.append(shown(target))
+    return copied
+
+
+def _first_arm(work: ExperimentWork, made: Sequence[StudyRow]) -> str:
+    arms = set(map(attrgetter("arm"), made))
+    return next(arm for arm in work.experiment.arms if arm in arms)
 
 
 def gather(
@@ -208,98 +230,102 @@ def gather(
     means over the runs of a row), the rows of every run, and the sources of both. ``last``: folder that the last
     commands wrote to; None if one of them has not ended or failed."""
     asked = work.experiment
-    found: dict[str, list[Numbers]] = {}
+    by_row: defaultdict[str, list[Numbers]] = defaultdict(list)
     made = []
     sources = []
     untouched: set[tuple[str, int | None]] = set()
     for run in complete:
-        own: Rows = {"": {}}
+        of_run: Rows = {"": {}}
         shown_here: Numbers = {}
         for path, result, rows in readings.of_run(run.folder):
             for label, numbers in rows.items():
-                own.setdefault(label, {}).update(numbers)
+                of_run.setdefault(label, {}).update(numbers)
             is_shown = not asked.then and (path.parent.name != "results" or not asked.score)
             if is_shown:
-                shown_here |= {
-                    quantity: value for quantity, value in rows[""].items() if quantity.task
-                }
+                for quantity, value in rows[""].items():
+                    # losses and costs, which have no task, are in no published table
+                    if quantity.task:
+                        shown_here[quantity] = value
             if is_shown or not asked.label:
                 sources.append(StoredSource.of(path, result))
+        seeds = [run.seed]
         # run once, paired with every seed
-        seeds = [run.seed] if run.depends_on_seed else asked.seeds or [run.seed]
-        made += [StudyRow(run.arm, seed, own[""]) for seed in seeds]
-        for label, numbers in own.items():
+        if not run.depends_on_seed and asked.seeds:
+            seeds = asked.seeds
+        made += [StudyRow(run.arm, seed, of_run[""]) for seed in seeds]
+        for label, numbers in of_run.items():
             # every arm of a seed scores the same untouched model
             if label and (label, run.seed) not in untouched:
                 made.append(StudyRow(label, None, numbers))
                 untouched.add((label, run.seed))
         if shown_here:
-            found.setdefault(asked.names.get(run.arm, run.arm), []).append(shown_here)
+            by_row[asked.names.get(run.arm, run.arm)].append(shown_here)
     for path in sorted(last.glob("*.*")) if asked.then and last is not None else ():
         rows, read_from = readings.read(path)
-        sources += [StoredSource.of(path, read_from)] if rows and read_from else []
+        if rows and read_from:
+            sources.append(StoredSource.of(path, read_from))
         for label, numbers in rows.items():
-            found.setdefault(asked.names.get(label, label), []).append(numbers)
+            by_row[asked.names.get(label, label)].append(numbers)
+    return {label: _means(runs_of_row) for label, runs_of_row in by_row.items()}, made, sources
 
-    means: Rows = {}
-    for label, runs_of_row in found.items():
-        common = [
-            quantity for quantity in runs_of_row[0] if all(quantity in run for run in runs_of_row)
-        ]
-        means[label] = {
-            quantity: sum(run[quantity] for run in runs_of_row) / len(runs_of_row)
-            for quantity in common
-        }
-    return means, made, sources
+
+def _means(runs_of_row: Sequence[Numbers]) -> Numbers:
+    means = {}
+    for quantity in runs_of_row[0]:
+        values = [run[quantity] for run in runs_of_row if quantity in run]
+        if len(values) == len(runs_of_row):
+            means[quantity] = sum(values) / len(values)
+    return means
 
 
 def stored(name: str, root: Path = ROOT) -> list[Measured]:
     """Return what is stored of an experiment, the largest scale first, then other commands' results."""
-    found = [
-        Measured.of(results.load(path), f"{STORED.name}/{path.stem}.md")
-        for path in sorted((root / STORED).glob(f"{name}_*.json"))
-    ]
+    measured = []
+    for path in sorted((root / STORED).glob(f"{name}_*.json")):
+        measured.append(Measured.of(results.load(path), f"{STORED.name}/{path.stem}.md"))
     order = [*reversed(SCALES), None]
-    return sorted(found, key=lambda each: order.index(each.scale))
+    return sorted(measured, key=lambda ours: order.index(ours.scale))
 
 
 def overview(root: Path = ROOT) -> str:
     """Return the page ``docs/results/README.md``."""
-    every = {name: table.read(name) for name in table.shipped()}
-    labelled = {name: asked for name, asked in every.items() if asked.label}
-    found = {name: stored(name, root) for name in labelled}
-    others = [path for path in sorted((root / RESULTS).glob("*.md")) if path.name != OVERVIEW.name]
-    titles = [
-        path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ") for path in others
-    ]
+    links = []
+    for path in sorted((root / RESULTS).glob("*.md")):
+        if path.name != OVERVIEW.name:
+            title = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+            links.append(f"- [{title}]({path.name})")
 
     rows = []
     sections = []
-    for name, asked in labelled.items():
+    for name in table.shipped():
+        asked = table.read(name)
+        # an experiment without a label repeats nothing published
+        if not asked.label:
+            continue
         heading = f"{asked.label}: {asked.about}"
         # as GitHub makes it
         anchor = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
         first = f"[{asked.label}](#{anchor}): {asked.about}"
         sections.append(f"## {heading}")
-        for ours in found[name]:
+        every = stored(name, root)
+        for ours in every:
             setting = f"[{ours.setting}]({ours.page})" if ours.page else ours.setting
             rows.append([first, setting, ours.hardware, f"`{ours.command}`"])
-        if not found[name]:
-            rows.append(
-                [first, NOT_MEASURED, "", f"`python -m tools.experiment {name} --scale {PAPER}`"]
-            )
-        sections += [
-            next_to_published(asked.label, ours, ROOT / RESULTS)
-            for ours in found[name] or [Measured(name, "", {})]
-        ]
-        if not found[name]:
-            sections.append(f"Ours: {NOT_MEASURED}.")
+            sections.append(next_to_published(asked.label, ours, ROOT / RESULTS))
+        if not every:
+            command = f"`python -m tools.experiment {name} --scale {PAPER}`"
+            rows.append([first, NOT_MEASURED, "", command])
+            nothing = Measured(name, "", {})
+            sections += [
+                next_to_published(asked.label, nothing, ROOT / RESULTS),
+                f"Ours: {NOT_MEASURED}.",
+            ]
     parts = [
         "# Measured results",
         "Made by `python -m tools.experiment --page` from the files of this folder: change those, not this page. Every "
         "page names the command, seed, versions and hardware, and keeps what did not work. A command is that of the "
         "commit next to it: what `tools/compare_*.py` and `tools.reproduce` did then, `tools.experiment` does today.",
-        "\n".join(f"- [{title}]({path.name})" for title, path in zip(titles, others, strict=True)),
+        "\n".join(links),
         "**Does TAPE help?** Not by the rule that [the protocol](protocol.md) fixed before its runs. TAPE minus RoPE: "
         "a letter found from a marker +14.9 points in ten seeds (95 %: +0.1 to +29.8) and +4.0 in ten fresh ones "
         "(-4.7 to +12.7); perplexity at eight times the trained length -4.0 in five seeds (-12.3 to +4.2); "
@@ -319,53 +345,58 @@ def overview(root: Path = ROOT) -> str:
 def next_to_published(label: str, ours: Measured, base: Path) -> str:
     """Return the published numbers, ours, how ours were made, and remarks on both; links lead from ``base``."""
     tables = published.tables_of(label)
-
-    def numbers(
-        whose: str, rows: Mapping[str, Mapping[Quantity, Number]], tables: Sequence[PublishedTable]
-    ) -> str:
-        """Write a row for each method, with the decimals of the published tables, or three."""
-        quantities = readings.ordered(rows.values())
-        lines = []
-        for method, values in rows.items():
-            cells = []
-            for quantity in quantities:
-                having = [table for table in tables if quantity in table.quantities] or tables[:1]
-                decimals = having[0].places(quantity) if having else 3
-                value = values.get(quantity)
-                if value is None:
-                    cells.append("-")
-                elif abs(value) >= 1e6 or (value and abs(value) < max(1e-3, 0.5 * 10**-decimals)):
-                    # also what would be rounded to 0
-                    cells.append(f"{value:.1e}")
-                else:
-                    cells.append(f"{value:,.{decimals}f}")
-            lines.append([method, *cells])
-        return markdown_table([whose, *map(str, quantities)], lines)
-
-    parts = [] if tables else ["Nothing is published in numbers."]
+    parts = []
+    caveats: dict[str, None] = {}
     for each in tables:
-        parts += [
-            f"{each.name}, published: {each.setting}; {each.unit}.",
-            numbers("published", each.rows, [each]),
-        ]
-    parts += [f"Ours: {ours.setting}."] if ours.rows or ours.files else []
-    parts += [numbers("ours", ours.rows, tables)] if ours.rows else []
+        parts.append(f"{each.name}, published: {each.setting}; {each.unit}.")
+        parts.append(_numbers("published", each.rows, [each]))
+        caveats |= dict.fromkeys(each.caveats)
+    if not tables:
+        parts.append("Nothing is published in numbers.")
+    if ours.rows or ours.files:
+        parts.append(f"Ours: {ours.setting}.")
+    if ours.rows:
+        parts.append(_numbers("ours", ours.rows, tables))
     for path in ours.files:
         link = f"[{Path(path).stem.replace('_', ' ')}]({os.path.relpath(ROOT / path, base)})"
-        parts.append(f"{'!' if path.endswith('.png') else ''}{link}")
-    parts.append(listed("Remarks", ours.remarks))
-    parts.append(
-        listed("Published", dict.fromkeys(caveat for each in tables for caveat in each.caveats))
-    )
-    parts.append(origin(ours, [source.command for source in ours.sources if source.command]))
-    return "\n\n".join(part for part in parts if part)
+        # a picture is shown, a page is linked
+        if path.endswith(".png"):
+            link = f"!{link}"
+        parts.append(link)
+    parts += [listed("Remarks", ours.remarks), listed("Published", caveats)]
+    parts.append(origin(ours, filter(None, map(attrgetter("command"), ours.sources))))
+    return "\n\n".join(filter(None, parts))
+
+
+def _numbers(
+    whose: str, rows: Mapping[str, Mapping[Quantity, Number]], tables: Sequence[PublishedTable]
+) -> str:
+    """Write a row for each method, with the decimals of the published tables, or three."""
+    decimals = {}
+    for quantity in readings.ordered(rows.values()):
+        having = [table for table in tables if quantity in table.quantities] or tables[:1]
+        decimals[quantity] = having[0].places(quantity) if having else 3
+    lines = []
+    for method, values in rows.items():
+        cells = [_cell(values.get(quantity), places) for quantity, places in decimals.items()]
+        lines.append([method, *cells])
+    return markdown_table([whose, *map(str, decimals)], lines)
+
+
+def _cell(value: Number, decimals: int) -> str:
+    if value is None:
+        return "-"
+    # also what would be rounded to 0
+    if abs(value) >= 1e6 or (value and abs(value) < max(1e-3, 0.5 * 10**-decimals)):
+        return f"{value:.1e}"
+    return f"{value:,.{decimals}f}"
 
 
 def listed(heading: str, lines: Iterable[str]) -> str:
     """Return a list under a word; nothing if the list is empty."""
-    items = [f"- {line}" for line in lines]
+    items = "\n".join(map("- {}".format, lines))
     if items:
-        return "\n".join([f"{heading}:", "", *items])
+        return f"{heading}:\n\n{items}"
     return ""
 
 
@@ -373,12 +404,15 @@ def origin(ours: Measured, commands: Iterable[str]) -> str:
     """Return the commands that made the numbers, on which machines, and when."""
     if not ours.sources:
         return ""
-    when = max(source.finished for source in ours.sources)[:10]
-    commits = ", ".join(dict.fromkeys(source.commit for source in ours.sources if source.commit))
-    made = "; ".join(
-        part for part in (ours.hardware, when, f"commit {commits}" if commits else "") if part
-    )
-    lines = [f"Made by ({made}):" if made else "Made by:", ""]
+    # the day alone
+    when = max(map(attrgetter("finished"), ours.sources))[:10]
+    commits = ", ".join(filter(None, dict.fromkeys(map(attrgetter("commit"), ours.sources))))
+    if commits:
+        commits = f"commit {commits}"
+    made = "; ".join(filter(None, (ours.hardware, when, commits)))
+    if made:
+        made = f" ({made})"
+    lines = [f"Made by{made}:", ""]
     for command in dict.fromkeys(commands):
         # folded to the width of the page; a quoted part has spaces
         first, *words = re.findall(r"(?:'[^']*'|\S)+", command)

@@ -6,11 +6,13 @@ Each table names the setting and, if its conventions differ from the usual ones,
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import starmap
 from pathlib import Path
 
 import yaml
 
-Number = float | None  # None: not published
+# None: not published
+Number = float | None
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,9 @@ class Quantity:
 
     def __str__(self) -> str:
         """The name in tables and sentences."""
-        words = [self.task, self.metric] + ([] if self.length is None else [f"{self.length:,}"])
+        words = [self.task, self.metric]
+        if self.length is not None:
+            words.append(f"{self.length:,}")
         return " ".join(words).replace("_", " ").strip()
 
 
@@ -45,21 +49,24 @@ class PublishedTable:
 
     def places(self, quantity: Quantity) -> int:
         """Return the decimals that the paper prints of a quantity; of any other, the most it prints."""
-        printed = [quantity] if quantity in self.quantities else self.quantities
-        numbers = [repr(float(row[each] or 0)) for row in self.rows.values() for each in printed]
-        # such as 1e-5
-        decimals = [number.partition(".")[2] for number in numbers if "e" not in number]
-        return max((len(each) for each in decimals if each != "0"), default=0)
+        printed = (quantity,) if quantity in self.quantities else self.quantities
+        most = 0
+        for row in self.rows.values():
+            for each in printed:
+                decimals = repr(float(row[each] or 0)).partition(".")[2]
+                # 25.0 is printed as 25, and 1.5e-05 says nothing about decimals
+                if decimals != "0" and "e" not in decimals:
+                    most = max(most, len(decimals))
+        return most
 
 
 def _tables() -> tuple[PublishedTable, ...]:
     tables = []
     for table in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")):
-        quantities = tuple(Quantity(*quantity) for quantity in table.pop("quantities"))
-        rows = {
-            method: dict(zip(quantities, row, strict=True))
-            for method, row in table.pop("rows").items()
-        }
+        quantities = tuple(starmap(Quantity, table.pop("quantities")))
+        rows = {}
+        for method, row in table.pop("rows").items():
+            rows[method] = dict(zip(quantities, row, strict=True))
         caveats = tuple(table.pop("caveats", ()))
         tables.append(PublishedTable(**table, quantities=quantities, rows=rows, caveats=caveats))
     return tuple(tables)
@@ -83,5 +90,9 @@ def tables_of(label: str) -> list[PublishedTable]:
 
 def text_of(spec: str) -> str | None:
     """Return the published test set that a data spec names, if it names one."""
-    data = re.sub(r"#[^?]*", "", spec)  # without the name of a column
-    return next((name for name, pattern in TEXTS.items() if pattern.search(data)), None)
+    # without the name of a column, which may be any word
+    data = re.sub(r"#[^?]*", "", spec)
+    for name, pattern in TEXTS.items():
+        if pattern.search(data):
+            return name
+    return None

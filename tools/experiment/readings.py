@@ -3,10 +3,12 @@
 The name of a file decides how it is read. A row is a method; the row "" is the run that a result belongs to.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -37,24 +39,23 @@ def read(path: Path) -> tuple[Rows, results.Result | None]:
     rows = READERS[path.stem](result)
     # what scoring changed of the run's model (RoPE scaled, updates off): such a number is not the run's
     model = result.model or {}
-    scaling = model.get("angles")
-    updates = model.get("position_updates")
-    changed = f", {scaling}" if scaling else ""
-    if updates == "off":
+    changed = ""
+    if model.get("angles"):
+        changed = f", {model['angles']}"
+    if model.get("position_updates") == "off":
         changed += f", {WITHOUT_UPDATES}"
-    renamed = {}
+    renamed: Rows = {}
     for row, numbers in rows.items():
-        renamed[row] = {
-            replace(quantity, metric=quantity.metric + changed): value
-            for quantity, value in numbers.items()
-        }
+        renamed[row] = {}
+        for quantity, value in numbers.items():
+            renamed[row][replace(quantity, metric=quantity.metric + changed)] = value
     return renamed, result
 
 
 def of_run(folder: Path) -> Iterator[tuple[Path, results.Result, Rows]]:
     """Yield the results of a run and of its evaluations, except those of its checkpoints, with their numbers."""
     for path in [folder / "results" / "run.json", *sorted(folder.glob("evaluation/**/*.json"))]:
-        if any(part.startswith("checkpoint-") for part in path.relative_to(folder).parts):
+        if "/checkpoint-" in f"/{path.relative_to(folder).as_posix()}":
             continue
         rows, result = read(path)
         if result is not None:
@@ -65,57 +66,31 @@ def trained(result: results.Result) -> Rows:
     """Read a training run: its own scores and cost, and the scores of the untouched model."""
     figures = result.figures
     config = result.config
-    own: Numbers = {}
-    rows: Rows = {"": own}
-    if figures.get("perplexity"):  # of training from scratch on text
+    numbers: Numbers = {}
+    rows: Rows = {"": numbers}
+    # only training from scratch on text has it
+    if figures.get("perplexity"):
         spec = config["eval_data"][0]
         text = published.text_of(spec) or spec.partition(":")[0]
         for length, scored in figures["perplexity"].items():
-            own[Quantity(text, "perplexity", int(length))] = scored["perplexity"]
-    own |= _addressed(config.get("task") or "", figures.get("addressing") or [])
+            numbers[Quantity(text, "perplexity", int(length))] = scored["perplexity"]
+    numbers |= _addressed(config.get("task") or "", figures.get("addressing") or [])
 
-    native = figures.get("native_length", 0)
     scores = figures.get("loss_by_position") or {}
     # a run scores its trained model last
     made = next(reversed(scores), None)
-    for variant in scores:
-        if variant not in (made, "untouched"):
-            continue
-        numbers = rows.setdefault("" if variant == made else variant, {})
-        losses = SpanLosses.merge(
-            SpanLosses.from_dict(document) for document in scores[variant].values()
-        )
-        if losses.starts[-1] >= native:
-            numbers[Quantity("", "loss_past_native")] = losses.mean_between(native)
-        numbers[Quantity("", "loss_within_native")] = losses.mean_between(0, native)
-        for asked in passkeys_of(figures["passkey"], None if variant == made else variant):
-            numbers[Quantity("passkey", "accuracy", asked["length"])] = (
-                100 * asked["correct"] / asked["trials"]
-            )
-
-    # the loss with updates minus the loss without, past the native length: over all documents, and of each document
-    # with its standard error over spans
-    off = scores.get(f"{made}, {WITHOUT_UPDATES}")
-    differences: dict[str, list[float]] = {}
-    for name, without_updates in (off or {}).items():
-        on = scores[str(made)][name]
-        spans = zip(on["starts"], on["nll"], without_updates["nll"], strict=True)
-        differences[name] = [nll - without for start, nll, without in spans if start >= native]
-    if every := [each for of_document in differences.values() for each in of_document]:
-        own[Quantity("", BY_UPDATES)] = fmean(every)
-    for name, of_document in differences.items():
-        if len(of_document) > 1:
-            error = stdev(of_document) / math.sqrt(len(of_document))
-            own[Quantity("", f"{BY_UPDATES}, {name}")] = fmean(of_document)
-            own[Quantity("", f"{BY_UPDATES}, {name}, standard error")] = error
+    if made is not None:
+        numbers |= _losses(figures, made, None)
+    if made != "untouched" and "untouched" in scores:
+        rows["untouched"] = _losses(figures, "untouched", "untouched")
+    numbers |= _by_updates(figures, made)
 
     if figures.get("train_loss"):
-        own[Quantity("", "train_loss")] = figures["train_loss"][-1]["loss"]
-    own[Quantity("", "parameters")] = figures["parameters"]["all"]
-    started, finished = (
-        datetime.fromisoformat(str(when)) for when in (result.started, result.finished)
-    )
-    own[Quantity("", "seconds")] = (finished - started).total_seconds()
+        numbers[Quantity("", "train_loss")] = figures["train_loss"][-1]["loss"]
+    numbers[Quantity("", "parameters")] = figures["parameters"]["all"]
+    started = datetime.fromisoformat(str(result.started))
+    finished = datetime.fromisoformat(str(result.finished))
+    numbers[Quantity("", "seconds")] = (finished - started).total_seconds()
     return rows
 
 
@@ -123,11 +98,54 @@ def addressing(result: results.Result) -> Rows:
     return {"": _addressed(result.figures["task"], result.figures["tests"])}
 
 
+def _losses(figures: Mapping[str, Any], variant: str, asked_of: str | None) -> Numbers:
+    """Return the losses of a variant of a run's model, and the passkeys of one (None: of the run's result)."""
+    native = figures.get("native_length", 0)
+    numbers = {}
+    documents = figures["loss_by_position"][variant].values()
+    losses = SpanLosses.merge(map(SpanLosses.from_dict, documents))
+    if losses.starts[-1] >= native:
+        numbers[Quantity("", "loss_past_native")] = losses.mean_between(native)
+    numbers[Quantity("", "loss_within_native")] = losses.mean_between(0, native)
+
+    for asked in passkeys_of(figures["passkey"], asked_of):
+        share = 100 * asked["correct"] / asked["trials"]
+        numbers[Quantity("passkey", "accuracy", asked["length"])] = share
+    return numbers
+
+
+def _by_updates(figures: Mapping[str, Any], made: str | None) -> Numbers:
+    """Return the loss with updates minus the loss without, past the native length: over all documents, and of each
+    document with its standard error over spans."""
+    native = figures.get("native_length", 0)
+    scores = figures.get("loss_by_position") or {}
+    off = scores.get(f"{made}, {WITHOUT_UPDATES}") or {}
+    every: list[float] = []
+    of_documents = {}
+    for name, without_updates in off.items():
+        on = scores[str(made)][name]
+        differences = []
+        for start, nll, without in zip(
+            on["starts"], on["nll"], without_updates["nll"], strict=True
+        ):
+            if start >= native:
+                differences.append(nll - without)
+        every += differences
+        if len(differences) > 1:
+            of_documents[Quantity("", f"{BY_UPDATES}, {name}")] = fmean(differences)
+            error = stdev(differences) / math.sqrt(len(differences))
+            of_documents[Quantity("", f"{BY_UPDATES}, {name}, standard error")] = error
+    if every:
+        return {Quantity("", BY_UPDATES): fmean(every), **of_documents}
+    return {}
+
+
 def _addressed(task: str, tests: Sequence[Mapping[str, Any]]) -> Numbers:
-    return {
-        Quantity(task, f"accuracy {test['kind']}".rstrip(), test["length"]): 100 * test["share"]
-        for test in tests
-    }
+    numbers = {}
+    for test in tests:
+        metric = f"accuracy {test['kind']}".rstrip()
+        numbers[Quantity(task, metric, test["length"])] = 100 * test["share"]
+    return numbers
 
 
 def perplexity(result: results.Result) -> Rows:
@@ -135,41 +153,44 @@ def perplexity(result: results.Result) -> Rows:
     for each in result.figures["perplexity"]:
         text = published.text_of(each["source"])
         asked = Quantity(text or "", "perplexity", each["length"])
+        metric = "perplexity"
         table = next((table for table in published.TABLES if asked in table.quantities), None)
-        alike = table is None or table.convention == each["convention"]
-        metric = "perplexity" if alike else f"perplexity ({each['convention']})"
+        # by another convention it is another quantity, which the published table has no row for
+        if table is not None and table.convention != each["convention"]:
+            metric = f"perplexity ({each['convention']})"
         numbers[Quantity(text or each["source"], metric, each["length"])] = each["perplexity"]
     return {"": numbers}
 
 
 def passkeys(result: results.Result) -> Rows:
     protocol = result.config.get("protocol")
-    asked = result.figures["passkeys"]
     task = "multikey" if protocol == "multikey" else "passkey"
     metric = "accuracy, own prompts"
     if protocol in ("published", "multikey"):
         metric = "accuracy"
-    return {
-        "": {
-            Quantity(task, metric, each["length"]): 100 * each["correct"] / each["trials"]
-            for each in asked
-        }
-    }
+    numbers = {}
+    for asked in result.figures["passkeys"]:
+        share = 100 * asked["correct"] / asked["trials"]
+        numbers[Quantity(task, metric, asked["length"])] = share
+    return {"": numbers}
 
 
 def harness(result: results.Result) -> Rows:
     """Read lm-eval's tasks; a group replaces its members."""
     groups = result.figures.get("groups") or {}
-    members = {name for group in groups.values() for name in group.get("tasks") or []}
-    tasks = {name: each for name, each in result.figures["tasks"].items() if name not in members}
+    tasks = {**result.figures["tasks"], **groups}
+    for group in groups.values():
+        for member in group.get("tasks") or []:
+            # a group may have the name of one of its tasks
+            if member not in groups:
+                tasks.pop(member, None)
     metrics = {"acc": "accuracy", "acc_norm": "accuracy"}
     numbers = {}
-    for name, each in {**tasks, **groups}.items():
+    for name, each in tasks.items():
         if each["value"] is not None:
             published_name = name.removeprefix("tape_").removeprefix("scrolls_")
-            numbers[Quantity(published_name, metrics.get(each["metric"], each["metric"]))] = (
-                100 * each["value"]
-            )
+            metric = metrics.get(each["metric"], each["metric"])
+            numbers[Quantity(published_name, metric)] = 100 * each["value"]
     return {"": numbers}
 
 
@@ -182,26 +203,25 @@ def arithmetic(result: results.Result) -> Rows:
         "beyond": "exact_match beyond",
         "trained": "exact_match within",
     }
-    found = {name: figures["means"][part]["value"] for part, name in metrics.items()}
-    return {
-        "": {
-            Quantity(task, name): 100 * value for name, value in found.items() if value is not None
-        }
-    }
+    numbers = {}
+    for part, name in metrics.items():
+        share = figures["means"][part]["value"]
+        if share is not None:
+            numbers[Quantity(task, name)] = 100 * share
+    return {"": numbers}
 
 
 def ruler(result: results.Result) -> Rows:
     """Read RULER's scores: of each task and length, the tasks' mean at a length, and the mean of the lengths that were
     asked together."""
-    figures = result.figures
-    numbers = {
-        Quantity(each["task"], "accuracy", each["length"]): 100 * each["score"]
-        for each in figures["cells"]
-    }
-    by_length = {each["length"]: 100 * each["mean"] for each in figures["lengths"]}
-    numbers |= {Quantity("ruler", "accuracy", length): mean for length, mean in by_length.items()}
+    numbers = {}
+    for cell in result.figures["cells"]:
+        numbers[Quantity(cell["task"], "accuracy", cell["length"])] = 100 * cell["score"]
+    by_length = {row["length"]: 100 * row["mean"] for row in result.figures["lengths"]}
+    for length, mean in by_length.items():
+        numbers[Quantity("ruler", "accuracy", length)] = mean
     if len(by_length) > 1:
-        ends = " to ".join(length_label(length) for length in (min(by_length), max(by_length)))
+        ends = f"{length_label(min(by_length))} to {length_label(max(by_length))}"
         numbers[Quantity("ruler", f"accuracy {ends}")] = fmean(by_length.values())
     return {"": numbers}
 
@@ -216,13 +236,12 @@ def flops(result: results.Result) -> Rows:
     }
     rows = {}
     for row in result.figures["rows"]:
-        if row["count"] != "published":
-            label = (
-                row["encoding"]
-                if row["count"] == "this project"
-                else f"{row['encoding']}, {row['count']}"
-            )
-            rows[label] = {columns[name]: row[name] for name in columns if row[name] is not None}
+        if row["count"] == "published":
+            continue
+        label = row["encoding"]
+        if row["count"] != "this project":
+            label += f", {row['count']}"
+        rows[label] = {columns[name]: row[name] for name in columns if row[name] is not None}
     return rows
 
 
@@ -234,20 +253,21 @@ def stability(result: results.Result) -> Rows:
         for treatment, moved in row["mean"].items():
             for layer, figures in moved["layers"].items():
                 numbers[Quantity(treatment, f"layer {layer}")] = 100 * figures["attention_l1"]
-                if figures["positions_percent"] is not None:
-                    numbers[Quantity(f"{treatment}, positions", f"layer {layer}")] = figures[
-                        "positions_percent"
-                    ]
+                percent = figures["positions_percent"]
+                # only TAPE's layers move positions
+                if percent is not None:
+                    numbers[Quantity(f"{treatment}, positions", f"layer {layer}")] = percent
     return rows
 
 
 def differences(result: results.Result) -> Rows:
     """Read the L1 distance of two models' attention in each layer, 0 to 2."""
-    found = result.figures.get("attention_l1_between_models") or {}
-    names = " - ".join(each["name"] for each in result.figures["models"])
-    return {
-        names: {Quantity("attention L1", f"layer {layer}"): value for layer, value in found.items()}
-    }
+    distances = result.figures.get("attention_l1_between_models") or {}
+    numbers = {}
+    for layer, distance in distances.items():
+        numbers[Quantity("attention L1", f"layer {layer}")] = distance
+    names = map(itemgetter("name"), result.figures["models"])
+    return {" - ".join(names): numbers}
 
 
 # By the name of the file without its ending
@@ -267,6 +287,8 @@ READERS: dict[str, Callable[[results.Result], Rows]] = {
 
 def ordered(rows: Iterable[Mapping[Quantity, Any]]) -> list[Quantity]:
     """Return all quantities in the order in which they occur, lengths of one kind ascending."""
-    found = list(dict.fromkeys(quantity for numbers in rows for quantity in numbers))
-    kinds = list(dict.fromkeys((quantity.task, quantity.metric) for quantity in found))
-    return sorted(found, key=lambda each: (kinds.index((each.task, each.metric)), each.length or 0))
+    quantities = list(dict.fromkeys(itertools.chain.from_iterable(rows)))
+    kinds: dict[tuple[str, str], int] = {}
+    for quantity in quantities:
+        kinds.setdefault((quantity.task, quantity.metric), len(kinds))
+    return sorted(quantities, key=lambda each: (kinds[each.task, each.metric], each.length or 0))

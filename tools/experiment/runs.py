@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -63,6 +64,27 @@ class PlannedRun:
             return result
         return None
 
+    def make_room(self) -> None:
+        """Make its folder and note the recipe in it; a folder that holds another recipe's run is moved away."""
+        if self.folder.is_dir() and any(self.folder.iterdir()):
+            try:
+                begun = self.is_same(json.loads((self.folder / RECIPE).read_text(encoding="utf-8")))
+            except (OSError, ValueError):
+                # a run that somebody started by hand
+                begun = False
+            if not begun:
+                numbers = itertools.count(1)
+                free = self.folder
+                while free.exists():
+                    free = self.folder.with_name(f"{self.folder.name}.{next(numbers)}")
+                self.folder.rename(free)
+                print(
+                    f"{self.label}: its folder held a run of another recipe, now in {free}",
+                    flush=True,
+                )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        storage.write_json(self.folder / RECIPE, self.stored())
+
     def is_same(self, config: Mapping[str, Any]) -> bool:
         """Return whether a stored configuration is this run's, wherever it ran. A missing field, which did not exist
         yet, counts as its default; a field that the recipe leaves to the plan may have any value."""
@@ -93,30 +115,28 @@ class Starting:
         """Return a command as a user types it."""
         if words[0] != "launch":
             return list(words)
-        own = self.launcher or (
-            "python" if self.processes == 1 else f"deepspeed --num_accelerators {self.processes}"
-        )
-        module = ["-m"] if own == "python" and words[1] == "--module" else [words[1]]
-        return [*shlex.split(own), *module, *words[2:]]
+        launcher = self.launcher
+        if not launcher:
+            launcher = f"deepspeed --num_accelerators {self.processes}"
+            if self.processes == 1:
+                launcher = "python"
+        module = words[1]
+        # Python's own spelling of what DeepSpeed calls --module
+        if launcher == "python" and module == "--module":
+            module = "-m"
+        return [*shlex.split(launcher), module, *words[2:]]
 
     def line(self, words: Sequence[str]) -> list[str]:
         """Return a command with this Python and the scripts of this installation, on a free port."""
-        line = [
-            str(ROOT / word)
-            if word.startswith(("launchers/", "tools/")) and word.endswith(".py")
-            else word
-            for word in self.typed(words)
-        ]
-        if line[0] == "python":
-            return [sys.executable, *line[1:]]
-        if line[0] != "deepspeed":
-            return line
-        port = (
-            []
-            if {"--hostfile", "-H", "--master_port"} & set(line)
-            else ["--master_port", str(get_free_port())]
-        )
-        return [sys.executable, "-m", "deepspeed.launcher.runner", *port, *line[1:]]
+        program, *arguments = map(_installed, self.typed(words))
+        if program == "python":
+            return [sys.executable, *arguments]
+        if program != "deepspeed":
+            return [program, *arguments]
+        # runs that share a machine would meet on DeepSpeed's own port
+        if not {"--hostfile", "-H", "--master_port"} & set(arguments):
+            arguments = ["--master_port", str(get_free_port()), *arguments]
+        return [sys.executable, "-m", "deepspeed.launcher.runner", *arguments]
 
     def run_command(self, words: Sequence[str], log: Path) -> int:
         """Run a command to its end with its output in ``log``; return its exit code."""
@@ -130,6 +150,13 @@ class Starting:
             return subprocess.run(
                 self.line(words), stdout=file, stderr=file, env=environment
             ).returncode
+
+
+def _installed(word: str) -> str:
+    """Return a word of a command with a script's path from anywhere."""
+    if word.startswith(("launchers/", "tools/")) and word.endswith(".py"):
+        return str(ROOT / word)
+    return word
 
 
 def plan(
@@ -148,31 +175,24 @@ def plan(
         processes: of each run.
     """
     names = {word[2:].split("=")[0] for word in passed_on if word.startswith("--")}
-    wrong = [name for name in table.OWN if name in names]
-    raise_if_any(
-        [Problem(name, "after --", "decided by the runner", "remove it") for name in wrong]
-    )
+    problems: list[Problem] = []
+    for name in table.OWN:
+        if name in names:
+            problems.append(Problem(name, "after --", "decided by the runner", "remove it"))
+    raise_if_any(problems)
 
-    def flags(values: Mapping[str, Any]) -> list[str]:
-        texts = {
-            name: value if isinstance(value, str) else json.dumps(value)
-            for name, value in values.items()
-        }
-        return [word for name, text in texts.items() for word in (f"--{name}", text)]
-
-    def load(arm: str, extra: Sequence[str]) -> tuple[Recipe, list[str]]:
-        own = dict(asked.arms[arm])
-        name = own.pop("recipe", asked.recipe)
-        words = [*flags(asked.fields), *passed_on, *flags(own), *extra]
+    def load_arm(arm: str, extra: Sequence[str]) -> tuple[Recipe, list[str]]:
+        fields = dict(asked.arms[arm])
+        name = fields.pop("recipe", asked.recipe)
+        words = [*_flags(asked.fields), *passed_on, *_flags(fields), *extra]
         return planner.load(name, words, processes), ["--recipe", name, *words]
 
     own_seeds: dict[str, int] = {}
-    problems: list[Problem] = []
     for arm in asked.arms:
         with collecting(problems):
-            own_seeds[arm] = load(arm, [])[0].trainer_value("seed")
-    # of several arms once
-    raise_if_any(list({str(problem): problem for problem in problems}.values()))
+            own_seeds[arm] = load_arm(arm, [])[0].trainer_value("seed")
+    # what several arms share is said once
+    raise_if_any(list(dict(zip(map(str, problems), problems, strict=True)).values()))
 
     seeds: Sequence[int | None] = asked.seeds or [None]
     planned = []
@@ -180,51 +200,17 @@ def plan(
         folder = output / table.folder_of(arm)
         if seed not in (None, own_seeds[arm]):
             folder = folder.with_name(f"{folder.name}_seed_{seed}")
-        extra = [] if seed is None else ["--seed", str(seed)]
-        recipe, words = load(arm, [*extra, "--output_dir", str(folder)])
+        extra = ["--output_dir", str(folder)]
+        if seed is not None:
+            extra = ["--seed", str(seed), *extra]
+        recipe, words = load_arm(arm, extra)
         depends_on_seed = recipe.trains or bool(recipe.as_dict().get("passkey_lengths"))
         if depends_on_seed or seed == seeds[0]:
             label = f"{arm}, seed {seed}" if asked.seeds else arm
             run_seed = int(recipe.trainer_value("seed"))
             planned.append(PlannedRun(arm, label, recipe, words, folder, run_seed, depends_on_seed))
-    raise_if_any(list(_check(asked, planned)))
+    raise_if_any([*_shared_folders(planned), *_differing_fields(asked, planned)])
     return planned
-
-
-def _check(asked: Experiment, planned: Sequence[PlannedRun]) -> Iterator[Problem]:
-    """Find runs that would share a folder, and differences that would make the rows of one table not comparable."""
-    owners: dict[Path, list[str]] = {}
-    for run in planned:
-        owners.setdefault(run.folder, []).append(run.label)
-    for folder, labels in owners.items():
-        if len(labels) > 1:
-            yield Problem(
-                "arms",
-                " and ".join(labels),
-                f"would share the folder {folder}",
-                "name them otherwise",
-            )
-
-    recipes = {run.arm: run.recipe for run in planned}
-    fields = {name: field for each in recipes.values() for name, field in each.fields().items()}
-    compared = sorted(name for name, field in fields.items() if COMPARED in field.metadata)
-    values = {
-        name: {arm: recipe.as_dict().get(name) for arm, recipe in recipes.items()}
-        for name in compared
-    }
-    values["tokens"] = {
-        arm: recipe.trainer_value("max_steps") * recipe.global_batch_size * recipe.window
-        for arm, recipe in recipes.items()
-        if recipe.trains and recipe.trainer_value("max_steps") > 0
-    }
-    for name, by_arm in values.items():
-        if (
-            name not in asked.may_differ
-            and len({json.dumps(value, default=str) for value in by_arm.values()}) > 1
-        ):
-            shown = ", ".join(f"{arm}: {value}" for arm, value in by_arm.items())
-            remedy = f"give all the same, or may_differ: [{name}]"
-            yield Problem(name, shown, "differs between arms that are compared", remedy)
 
 
 @dataclass(frozen=True)
@@ -247,9 +233,9 @@ class ExperimentWork:
 
     def commands(self, texts: Sequence[str], run: PlannedRun | None = None) -> list[list[str]]:
         """Return the words of the experiment's commands."""
-        values = {"output": self.output, "own": self.own} | (
-            {} if run is None else {"run": run.folder, "arm": run.arm}
-        )
+        values: dict[str, object] = {"output": self.output, "own": self.own}
+        if run is not None:
+            values |= {"run": run.folder, "arm": run.arm}
         return [table.filled(text, values) for text in texts]
 
     def training(self, run: PlannedRun) -> list[str]:
@@ -260,16 +246,18 @@ class ExperimentWork:
         result = run.result()
         if result is None:
             return None
-        return all_ended(
-            run.folder, self.commands(self.experiment.score, run), str(result.finished)
-        )
+        commands = self.commands(self.experiment.score, run)
+        return all_ended(run.folder, commands, str(result.finished))
 
     def all_scored(self, planned: Sequence[PlannedRun]) -> str | None:
         """Return when the last of the runs was :meth:`scored`; None if one has yet to be."""
-        when = [ended for run in planned if (ended := self.scored(run)) is not None]
-        if len(when) == len(planned):
-            return max(when, default="")
-        return None
+        last = ""
+        for run in planned:
+            ended = self.scored(run)
+            if ended is None:
+                return None
+            last = max(last, ended)
+        return last
 
     def run_one(self, run: PlannedRun) -> Path | None:
         """Train and score a run as far as needed; return the log of the command that failed."""
@@ -278,33 +266,12 @@ class ExperimentWork:
             return None
         result = run.result()
         if result is None:
-            # a folder that holds anything but this recipe's run is moved away under a number
-            if run.folder.is_dir() and any(run.folder.iterdir()):
-                try:
-                    begun = run.is_same(
-                        json.loads((run.folder / RECIPE).read_text(encoding="utf-8"))
-                    )
-                except (OSError, ValueError):
-                    begun = False  # a run that somebody started by hand
-                if not begun:
-                    names = (f"{run.folder.name}.{number}" for number in itertools.count(1))
-                    free = next(
-                        path for path in map(run.folder.with_name, names) if not path.exists()
-                    )
-                    run.folder.rename(free)
-                    print(
-                        f"{run.label}: its folder held a run of another recipe, now in {free}",
-                        flush=True,
-                    )
-            run.folder.mkdir(parents=True, exist_ok=True)
-            storage.write_json(run.folder / RECIPE, run.stored())
-
+            run.make_room()
             log = run.folder / "log.txt"
             print(f"{run.label}: training, see {log}", flush=True)
-            if (
-                self.starting.run_command(self.training(run), log) != 0
-                or (result := run.result()) is None
-            ):
+            code = self.starting.run_command(self.training(run), log)
+            result = run.result()
+            if code != 0 or result is None:
                 return log
         commands = self.commands(self.experiment.score, run)
         return self.run_steps(run.label, commands, run.folder, str(result.finished))
@@ -313,7 +280,8 @@ class ExperimentWork:
         """Run everything, some at a time; yield each run in order when it has ended, with the log of what failed."""
         # a pool would begin the next run while the caller writes the page of this one
         if self.jobs == 1:
-            yield from ((run, self.run_one(run)) for run in planned)
+            for run in planned:
+                yield run, self.run_one(run)
             return
         pool = ThreadPoolExecutor(self.jobs)
         try:
@@ -330,12 +298,8 @@ class ExperimentWork:
         done = _steps(folder)
         current, _ = _current(done, folder, commands, since)
         for words in commands[current:]:
-            # named after the program and a digest of the whole command
-            program = [word for word in words[1:] if word not in ("--module", "-m")]
-            named = list(itertools.takewhile(lambda word: not word.startswith("-"), program))[:2]
-            kind = "_".join(Path(word).stem for word in named)
             typed = shlex.join(words)
-            log = folder / f"{kind}_{zlib.crc32(typed.encode()):08x}.txt"
+            log = folder / f"{_program(words)}_{zlib.crc32(typed.encode()):08x}.txt"
             print(f"{label}: {shlex.join(self.starting.typed(words))}, see {log}", flush=True)
             # the command would refuse to replace it
             for name in done.get(typed, {}).get("left", ()):
@@ -343,12 +307,22 @@ class ExperimentWork:
             before = _results(folder)
             if self.starting.run_command(words, log) != 0:
                 return log
-            done[typed] = {
-                "ended": results.now(),
-                "left": sorted(name for name, _ in _results(folder) - before),
-            }
+            left = sorted(dict(_results(folder) - before))
+            done[typed] = {"ended": results.now(), "left": left}
             storage.write_json(folder / STEPS, done)
         return None
+
+
+def _program(words: Sequence[str]) -> str:
+    """Return the program of a command and its own first word, for the name of a log."""
+    stems: list[str] = []
+    for word in words[1:]:
+        if word in ("--module", "-m"):
+            continue
+        if word.startswith("-") or len(stems) == 2:
+            break
+        stems.append(Path(word).stem)
+    return "_".join(stems)
 
 
 def all_ended(folder: Path, commands: Sequence[Sequence[str]], since: str) -> str | None:
@@ -365,12 +339,12 @@ def _current(
     """Return how many of the commands, in order, need not be repeated, and when the last of these ended."""
     for number, words in enumerate(commands):
         step = done.get(shlex.join(words))
-        if (
-            step is None
-            or step["ended"] < since
-            or not all((folder / name).is_file() for name in step["left"])
-        ):
+        if step is None or step["ended"] < since:
             return number, since
+        # a result that somebody removed is made again
+        for name in step["left"]:
+            if not (folder / name).is_file():
+                return number, since
         since = step["ended"]
     return len(commands), since
 
@@ -378,21 +352,63 @@ def _current(
 def _steps(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the commands that have ended in a folder: when, and which results each has left."""
     try:
-        found = json.loads((folder / STEPS).read_text(encoding="utf-8"))
+        steps = json.loads((folder / STEPS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    # an earlier version stored the time alone
-    return {
-        typed: {"ended": step, "left": []} if isinstance(step, str) else step
-        for typed, step in found.items()
-    }
+    for typed, step in steps.items():
+        # an earlier version stored the time alone
+        if isinstance(step, str):
+            steps[typed] = {"ended": step, "left": []}
+    return steps
 
 
 def _results(folder: Path) -> set[tuple[str, int]]:
     """Return the results that pages read from a folder, and when each was written."""
-    paths = [*folder.glob("*.*"), *folder.glob("evaluation/**/*.*")]
-    return {
-        (str(path.relative_to(folder)), path.stat().st_mtime_ns)
-        for path in paths
-        if readings.is_read(path)
-    }
+    written = set()
+    for path in [*folder.glob("*.*"), *folder.glob("evaluation/**/*.*")]:
+        if readings.is_read(path):
+            written.add((str(path.relative_to(folder)), path.stat().st_mtime_ns))
+    return written
+
+
+def _flags(values: Mapping[str, Any]) -> list[str]:
+    words = []
+    for name, value in values.items():
+        text = value if isinstance(value, str) else json.dumps(value)
+        words += [f"--{name}", text]
+    return words
+
+
+def _shared_folders(planned: Sequence[PlannedRun]) -> Iterator[Problem]:
+    owners: defaultdict[Path, list[str]] = defaultdict(list)
+    for run in planned:
+        owners[run.folder].append(run.label)
+    for folder, labels in owners.items():
+        if len(labels) > 1:
+            reason = f"would share the folder {folder}"
+            yield Problem("arms", " and ".join(labels), reason, "name them otherwise")
+
+
+def _differing_fields(asked: Experiment, planned: Sequence[PlannedRun]) -> Iterator[Problem]:
+    """Find differences that would make the rows of one table not comparable."""
+    recipes = {run.arm: run.recipe for run in planned}
+    compared = set()
+    tokens = {}
+    for arm, recipe in recipes.items():
+        for name, field in recipe.fields().items():
+            if COMPARED in field.metadata:
+                compared.add(name)
+        steps = recipe.trainer_value("max_steps") if recipe.trains else 0
+        if steps > 0:
+            tokens[arm] = steps * recipe.global_batch_size * recipe.window
+    values: dict[str, dict[str, Any]] = {}
+    for name in sorted(compared):
+        values[name] = {arm: recipe.as_dict().get(name) for arm, recipe in recipes.items()}
+    # no field of its own: what a run reads follows from three of them
+    values["tokens"] = tokens
+    for name, by_arm in values.items():
+        different = {json.dumps(value, default=str) for value in by_arm.values()}
+        if len(different) > 1 and name not in asked.may_differ:
+            shown = ", ".join(f"{arm}: {value}" for arm, value in by_arm.items())
+            remedy = f"give all the same, or may_differ: [{name}]"
+            yield Problem(name, shown, "differs between arms that are compared", remedy)

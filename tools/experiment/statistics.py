@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import stdtrit
 
-CONFIDENCE = 0.95  # of every interval
+# of every interval
+CONFIDENCE = 0.95
 # differences whose sign patterns are all tried: a million
 MOST_FLIPPED = 20
 
@@ -56,7 +57,8 @@ def t_test(differences: Sequence[float]) -> float:
         if differences[0] == 0:
             return 1.0
         return 0.0
-    from scipy.stats import ttest_1samp  # takes a second to import
+    # takes a second to import
+    from scipy.stats import ttest_1samp
 
     return float(ttest_1samp(differences, popmean=0).pvalue)
 
@@ -70,9 +72,11 @@ def sign_flip(differences: Sequence[float]) -> float:
     """
     if not 1 <= len(differences) <= MOST_FLIPPED or not all(map(math.isfinite, differences)):
         raise ValueError(f"1 to {MOST_FLIPPED} finite differences are needed")
-    if len(differences) == 1:  # scipy refuses it
+    # scipy refuses it
+    if len(differences) == 1:
         return 1.0
-    from scipy.stats import permutation_test  # takes a second to import
+    # takes a second to import
+    from scipy.stats import permutation_test
 
     sample_of = (np.asarray(differences, dtype=float),)
     return float(

@@ -5,7 +5,9 @@ A file's mapping ``paper`` replaces some of its keys at the scale of a published
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -73,81 +75,42 @@ class Experiment(Section):
 
 def shipped() -> list[str]:
     """Return the names of ``tools/experiments``, sorted by the numbers in them."""
-    names = [path.stem for path in FOLDER.glob("*.yaml")]
-    return sorted(
-        names,
-        key=lambda name: [
-            int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)
-        ],
-    )
+    return sorted(map(attrgetter("stem"), FOLDER.glob("*.yaml")), key=_by_numbers)
+
+
+def _by_numbers(name: str) -> list[int | str]:
+    """Return what sorts ``table10`` after ``table9``: every other part is a number."""
+    parts: list[int | str] = re.split(r"(\d+)", name)
+    parts[1::2] = map(int, parts[1::2])
+    return parts
 
 
 def read(name: str, scale: str = SMALL) -> Experiment:
     """Return the experiment of a name or of a file."""
-    is_path = name.endswith((".yaml", ".yml"))
-    path = paths.of(name) if is_path else FOLDER / f"{re.sub(r'[ .]+', '', name).lower()}.yaml"
+    path = FOLDER / f"{re.sub(r'[ .]+', '', name).lower()}.yaml"
+    reason = "no such experiment"
+    if name.endswith((".yaml", ".yml")):
+        path = paths.of(name)
+        reason = "no such file"
     if not path.is_file():
-        wrong = "no such file" if is_path else "no such experiment"
         remedy = f"{did_you_mean(name, shipped())}, or the path of a .yaml file"
-        raise UserError(Problem("experiment", name, wrong, remedy))
+        raise UserError(Problem("experiment", name, reason, remedy))
     file = files.read_file(path, "experiment")
     raise_if_any(file.problems)
     values = {key: each.value for key, each in file.own.items()}
     at_scale = values.pop(PAPER, None)
     if scale == PAPER:
         if not isinstance(at_scale, dict):
-            raise UserError(
-                Problem("scale", scale, f"{path.name} has no such form", "leave it out")
-            )
+            reason = f"{path.name} has no such form"
+            raise UserError(Problem("scale", scale, reason, "leave it out"))
         values |= at_scale
     problems = Experiment.check(values)
-    broken = {problem.field for problem in problems}
-    experiment = Experiment.build(
-        {"about": ""} | {key: value for key, value in values.items() if key not in broken}
-    )
-    raise_if_any([*problems, *check(experiment)])
+    # what can be read is checked further, so that all mistakes are found at once
+    for problem in problems:
+        values.pop(problem.field, None)
+    experiment = Experiment.build({"about": ""} | values)
+    raise_if_any([*problems, *check_experiment(experiment)])
     return experiment
-
-
-def check(asked: Experiment) -> list[Problem]:
-    """Return what is wrong beyond the types of the fields."""
-    problems = []
-    for place, fields in {
-        "fields": asked.fields,
-        **{f"arms.{arm}": own for arm, own in asked.arms.items()},
-    }.items():
-        names = [name for name in OWN if name in fields]
-        problems += [
-            Problem(place, fields[name], f"{name} is the runner's", "remove it") for name in names
-        ]
-    for arm, fields in asked.arms.items():
-        if not folder_of(arm):
-            problems.append(Problem("arms", arm, "a name needs a letter or a digit", "give it one"))
-        if not isinstance(fields.get("recipe", asked.recipe) or None, str):
-            wrong = f"no name of a recipe for {arm}"
-            problems.append(
-                Problem(f"arms.{arm}.recipe", fields.get("recipe"), wrong, "give one as a text")
-            )
-    if asked.arms and asked.reference and asked.reference not in asked.arms:
-        remedy = (
-            f"{did_you_mean(asked.reference, asked.arms)} Or give --arms {asked.reference} as well"
-        )
-        problems.append(Problem("reference", asked.reference, "no such arm", remedy))
-    if len(asked.seeds) > MOST_FLIPPED:
-        wrong = "too many for the sign-flip test"
-        problems.append(Problem("seeds", len(asked.seeds), wrong, f"give {MOST_FLIPPED} or fewer"))
-    for seed in sorted({seed for seed in asked.seeds if asked.seeds.count(seed) > 1}):
-        problems.append(Problem("seeds", seed, "named twice", "name it once"))
-    for key in ("before", "score", "then"):
-        for text in getattr(asked, key):
-            try:
-                if shlex.split(text) in ([], ["launch"]):
-                    problems.append(Problem(key, text, "no command", "write one, or remove it"))
-            except ValueError as error:
-                problems.append(
-                    Problem(key, text, f"cannot be read ({error})", "write it as in a shell")
-                )
-    return problems
 
 
 def folder_of(arm: str) -> str:
@@ -161,3 +124,42 @@ def filled(text: str, values: Mapping[str, object]) -> list[str]:
     for name, value in values.items():
         words = [word.replace(f"{{{name}}}", str(value)) for word in words]
     return words
+
+
+def check_experiment(asked: Experiment) -> list[Problem]:
+    """Return what is wrong beyond the types of the fields."""
+    problems = []
+    places = {"fields": asked.fields}
+    for arm, fields in asked.arms.items():
+        places[f"arms.{arm}"] = fields
+    for place, fields in places.items():
+        for name in OWN:
+            if name in fields:
+                reason = f"{name} is the runner's"
+                problems.append(Problem(place, fields[name], reason, "remove it"))
+    for arm, fields in asked.arms.items():
+        if not folder_of(arm):
+            problems.append(Problem("arms", arm, "a name needs a letter or a digit", "give it one"))
+        recipe = fields.get("recipe")
+        if not isinstance(fields.get("recipe", asked.recipe) or None, str):
+            reason = f"no name of a recipe for {arm}"
+            problems.append(Problem(f"arms.{arm}.recipe", recipe, reason, "give one as a text"))
+    reference = asked.reference
+    if asked.arms and reference and reference not in asked.arms:
+        remedy = f"{did_you_mean(reference, asked.arms)} Or give --arms {reference} as well"
+        problems.append(Problem("reference", reference, "no such arm", remedy))
+    if len(asked.seeds) > MOST_FLIPPED:
+        reason = "too many for the sign-flip test"
+        problems.append(Problem("seeds", len(asked.seeds), reason, f"give {MOST_FLIPPED} or fewer"))
+    for seed, count in sorted(Counter(asked.seeds).items()):
+        if count > 1:
+            problems.append(Problem("seeds", seed, "named twice", "name it once"))
+    for key in ("before", "score", "then"):
+        for text in getattr(asked, key):
+            try:
+                if shlex.split(text) in ([], ["launch"]):
+                    problems.append(Problem(key, text, "no command", "write one, or remove it"))
+            except ValueError as error:
+                reason = f"cannot be read ({error})"
+                problems.append(Problem(key, text, reason, "write it as in a shell"))
+    return problems

@@ -65,20 +65,28 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output", help="folder of table3.json, or flops.json")
     options = parser.parse_args(typed)
     raise_if_any(check_folder("output", options.output or "."))
-    rows = table_3() if options.table3 else every_encoding()
+    name = "flops"
+    count = every_encoding
+    if options.table3:
+        name = "table3"
+        count = table_3
+    rows = count()
     if options.output is not None:
         started = results.collect(
             command=[Path(__file__).name, *typed], config={"length": TOKENS, **PAPER}
         )
-        file = Path(options.output) / f"{'table3' if options.table3 else 'flops'}.json"
-        results.save(started.finish({"rows": rows}), file)
+        results.save(started.finish({"rows": rows}), Path(options.output) / f"{name}.json")
 
-    for row in rows:
-        for name, cell in row.items():
-            shown = f"{cell:,.3f}".removesuffix("0") if isinstance(cell, float) else str(cell)
-            row[name] = "-" if cell is None else shown
-    print(markdown_table(list(rows[0]), [[*row.values()] for row in rows]))
+    print(markdown_table(list(rows[0]), [list(map(shown, row.values())) for row in rows]))
     return 0
+
+
+def shown(cell: object) -> str:
+    if cell is None:
+        return "-"
+    if isinstance(cell, float):
+        return f"{cell:,.3f}".removesuffix("0")
+    return str(cell)
 
 
 def parameters(config: TapeConfig) -> int:
@@ -92,39 +100,43 @@ def every_encoding() -> list[dict[str, Any]]:
     rows = []
     for name in encodings.available():
         config = TapeConfig(**PAPER, position_encoding=name, **PLACEHOLDERS.get(name, {}))
-        full, causal = (flops.multiply_adds(config, TOKENS, causal=each) for each in (False, True))
-        with torch.device("meta"):
-            layers = [
-                registry.build_layer(config, index) for index in range(config.num_hidden_layers)
-            ]
-            encoding = torch.nn.ModuleList([registry.build(config), *layers])
-        # the numbers that a cache keeps of a token, counted in a model that is narrow outside attention
-        narrow = TapeConfig.from_dict(
-            config.to_dict() | {"vocab_size": 64, "intermediate_size": 16}
-        )
-        ids = torch.arange(16)[None]
-        cache = DynamicCache(config=narrow)
-        with torch.no_grad():
-            TapeForCausalLM(narrow).eval()(input_ids=ids, past_key_values=cache)
-        cached = (
-            sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers) / ids.numel()
-        )
-        rows.append(
-            {
-                "encoding": name,
-                "parameters (M)": round(parameters(config) / MEBI, 2),
-                "of the encoding (M)": round(
-                    sum(x.numel() for x in encoding.parameters()) / MEBI, 3
-                ),
-                "MACs full (G)": round(full / 1e9, 2),
-                "MACs causal (G)": round(causal / 1e9, 2),
-                "training FLOPs a token (G)": round(
-                    flops.training_flops_per_token(config, TOKENS, 1.0) / 1e9, 3
-                ),
-                "cache (KiB a token)": round(2 * cached / 1024, 2),
-            }
-        )
+        full = flops.multiply_adds(config, TOKENS, causal=False)
+        causal = flops.multiply_adds(config, TOKENS, causal=True)
+        trained = flops.training_flops_per_token(config, TOKENS, 1.0)
+        row = {
+            "encoding": name,
+            "parameters (M)": round(parameters(config) / MEBI, 2),
+            "of the encoding (M)": round(encoding_parameters(config) / MEBI, 3),
+            "MACs full (G)": round(full / 1e9, 2),
+            "MACs causal (G)": round(causal / 1e9, 2),
+            "training FLOPs a token (G)": round(trained / 1e9, 3),
+            # two bytes a number
+            "cache (KiB a token)": round(2 * cached_numbers(config) / 1024, 2),
+        }
+        rows.append(row)
     return rows
+
+
+def encoding_parameters(config: TapeConfig) -> int:
+    with torch.device("meta"):
+        encoding = torch.nn.ModuleList([registry.build(config)])
+        for index in range(config.num_hidden_layers):
+            encoding.append(registry.build_layer(config, index))
+    return sum(map(torch.numel, encoding.parameters()))
+
+
+def cached_numbers(config: TapeConfig) -> float:
+    """Return the numbers that a cache keeps of a token, counted in a model that is narrow outside attention."""
+    # what is outside attention keeps nothing
+    narrow = TapeConfig.from_dict(config.to_dict() | {"vocab_size": 64, "intermediate_size": 16})
+    ids = torch.arange(16)[None]
+    cache = DynamicCache(config=narrow)
+    with torch.no_grad():
+        TapeForCausalLM(narrow).eval()(input_ids=ids, past_key_values=cache)
+    kept = 0
+    for layer in cache.layers:
+        kept += layer.keys.numel() + layer.values.numel()
+    return kept / ids.numel()
 
 
 def table_3() -> list[dict[str, Any]]:
@@ -146,7 +158,8 @@ def table_3() -> list[dict[str, Any]]:
         name = row.lower()
         (gflops, gmacs, millions) = numbers.values()
         config = TapeConfig(**PAPER, position_encoding=name)
-        full, causal = (flops.multiply_adds(config, TOKENS, causal=each) for each in (False, True))
+        full = flops.multiply_adds(config, TOKENS, causal=False)
+        causal = flops.multiply_adds(config, TOKENS, causal=True)
         given = {"FLOPs (G)": gflops, "MACs (G)": gmacs, "parameters (M)": millions}
         rows.append({"encoding": name, "count": "published"} | given)
         if name == "tape":
@@ -158,16 +171,17 @@ def table_3() -> list[dict[str, Any]]:
             layers = rope.num_hidden_layers
             hidden = rope.hidden_size
             heads = rope.num_attention_heads
-            own = layers * (hidden * PAPER_RANK + 2 * PAPER_RANK * heads + heads**2)
+            more = layers * (hidden * PAPER_RANK + 2 * PAPER_RANK * heads + heads**2)
             macs = flops.multiply_adds(rope, TOKENS, causal=False)
             macs += layers * (2 * TOKENS**2 * hidden + 2 * TOKENS * hidden * PAPER_RANK)
             rows.append(
                 {"encoding": name, "count": "published code"}
-                | counted(parameters(rope) + own, macs)
+                | counted(parameters(rope) + more, macs)
             )
         rows.append(
             {"encoding": name, "count": "this project"} | counted(parameters(config), full, causal)
         )
+    # the published rows have no causal columns
     return [dict.fromkeys(rows[-1]) | row for row in rows]
 
 

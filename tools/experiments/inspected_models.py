@@ -43,37 +43,41 @@ def find(typed_models: Sequence[str], options: argparse.Namespace) -> dict[str, 
     parser = argparse.ArgumentParser()
     add_model(parser)
     problems: list[Problem] = []
-    found: dict[str, FoundModel] = {}
+    by_name: dict[str, FoundModel] = {}
     for typed in typed_models:
         name, name_or_path = named(typed)
         if name is None:
-            name = Path(typed).resolve().name if Path(typed).exists() else typed
-        if not storage.is_utf8(typed) or name in found:
-            wrong = f"a second {name!r}" if name in found else "is not UTF-8"
-            problems.append(
-                Problem("MODEL", storage.shown(typed), wrong, "give it a name: NAME=MODEL")
-            )
+            name = typed
+            # of a folder its own name, not the way to it
+            if Path(typed).exists():
+                name = Path(typed).resolve().name
+        reason = ""
+        if name in by_name:
+            reason = f"a second {name!r}"
+        elif not storage.is_utf8(typed):
+            reason = "is not UTF-8"
+        if reason:
+            remedy = "give it a name: NAME=MODEL"
+            problems.append(Problem("MODEL", storage.shown(typed), reason, remedy))
             continue
         with collecting(problems):
             own = parser.parse_args([name_or_path])
             own.dtype = options.dtype
             own.device = options.device
-            found[name] = models.find(own)
-            problems += inspection.check(found[name].config)
+            by_name[name] = models.find(own)
+            problems += inspection.check(by_name[name].config)
     # all share those of the environment
     raise_if_any(list({str(problem): problem for problem in problems}.values()))
-    return found
+    return by_name
 
 
 def as_own(model: PreTrainedModel) -> extendable.Model:
     """Return the same weights in this project's model, whose blocks can be inspected."""
     if isinstance(model, TapeForCausalLM):
         return model
-    raise_if_any(
-        config_file.check_llama_shaped(model.config)
-        if extendable.by_own_class(model.config)
-        else []
-    )
+    if extendable.by_own_class(model.config):
+        raise_if_any(config_file.check_llama_shaped(model.config))
+    # the backend that returns weights is this project's own
     config = extendable.configure(model.config)
     with torch.device("meta"):
         empty = TapeForCausalLM(encodings.plain(config, config.rope_parameters))
@@ -94,11 +98,8 @@ def check_numbers(
         most = sizes(model)[what]
         for number in numbers or ():
             if not 1 <= number <= most:
-                problems.append(
-                    Problem(
-                        f"--{what}", number, f"{name} has {what} 1 to {most}", "name one of them"
-                    )
-                )
+                reason = f"{name} has {what} 1 to {most}"
+                problems.append(Problem(f"--{what}", number, reason, "name one of them"))
     return problems
 
 

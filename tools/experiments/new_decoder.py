@@ -33,35 +33,25 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(sys.argv[1:] if argv is None else argv)
     problems = check_folder("output", options.output)
     if not isinstance(options.config, dict):
-        wrong = "not a mapping"
         remedy = 'give a mapping, such as {"hidden_size": 128}'
-        problems.append(Problem("--config", options.config, wrong, remedy))
+        problems.append(Problem("--config", options.config, "not a mapping", remedy))
     raise_if_any(problems)
     tokenizer = AutoTokenizer.from_pretrained(options.tokenizer)
-    special = {
-        name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
-    }
     try:
         known = AutoConfig.for_model(options.family).to_dict()
     except ValueError as error:
-        raise UserError(
-            Problem("family", options.family, f"transformers makes no such model: {error}", "")
-        ) from None
-    raise_if_any(
-        [
-            Problem(
-                f"--config {name}",
-                value,
-                f"is no field of {options.family}",
-                did_you_mean(name, known),
-            )
-            for name, value in options.config.items()
-            if name not in known
-        ]
-    )
-    config = AutoConfig.for_model(
-        options.family, **{"vocab_size": len(tokenizer)} | special | options.config
-    )
+        reason = f"transformers makes no such model: {error}"
+        raise UserError(Problem("family", options.family, reason, "")) from None
+    # a family ignores fields that it does not know
+    for name, value in options.config.items():
+        if name not in known:
+            reason = f"is no field of {options.family}"
+            problems.append(Problem(f"--config {name}", value, reason, did_you_mean(name, known)))
+    raise_if_any(problems)
+    fields = {"vocab_size": len(tokenizer)}
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        fields[name] = getattr(tokenizer, name)
+    config = AutoConfig.for_model(options.family, **fields | options.config)
     torch.manual_seed(options.seed)
     model = AutoModelForCausalLM.from_config(config)
     model.save_pretrained(options.output)

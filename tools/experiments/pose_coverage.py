@@ -24,6 +24,7 @@ import numpy as np
 from datasets import Dataset
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from pandas import DataFrame
 from scipy.signal import fftconvolve
 
 from tape_ds import paths, results, storage
@@ -59,60 +60,64 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--output", default="runs/pose_coverage", help="folder of the plot and the table"
     )
-    own, fields = parser.parse_known_args(typed)
+    options, fields = parser.parse_known_args(typed)
     recipe = loading.load(fields, world_size=1, kind=ExtensionRecipe)
     window = recipe.window
     target = recipe.model.target_length
     pose = recipe.data.pose
-    problems = below_one(own, "samples") + check_folder("--output", own.output)
-    least = window if recipe.data.packing == "single" else 1
-    if own.document_tokens is not None and own.document_tokens < least:
+    problems = below_one(options, "samples") + check_folder("--output", options.output)
+    least = 1
+    # a document that is shorter than the window is left out
+    if recipe.data.packing == "single":
+        least = window
+    if options.document_tokens is not None and options.document_tokens < least:
+        remedy = f"give {least} or more"
         problems.append(
-            Problem(
-                "document_tokens", own.document_tokens, "fill no sequence", f"give {least} or more"
-            )
+            Problem("document_tokens", options.document_tokens, "fill no sequence", remedy)
         )
+    method = recipe.method.method
     if not recipe.trains:
-        wrong = f"method = {recipe.method.method!r} trains nothing, no sequence is read"
-        problems.append(
-            Problem("method", recipe.method.method, wrong, "choose a method that trains")
-        )
+        reason = f"method = {method!r} trains nothing, no sequence is read"
+        problems.append(Problem("method", method, reason, "choose a method that trains"))
     raise_if_any(problems)
 
-    specs = [] if own.document_tokens else weights.specs_of(recipe.data.train_data)
+    data = {}
+    if not options.document_tokens:
+        for spec in weights.specs_of(recipe.data.train_data):
+            data[spec] = sources.parse(spec).fingerprint()
     started = results.collect(
         command=[Path(__file__).name, *typed],
         seed=recipe.trainer_value("seed"),
         config=recipe.as_dict(),
-        data={spec: sources.parse(spec).fingerprint() for spec in specs},
+        data=data,
     )
     sequences: Any
-    if own.document_tokens:
-        sequences = made_up_sequences(recipe, own.document_tokens)
+    if options.document_tokens:
+        sequences = made_up_sequences(recipe, options.document_tokens)
     else:
-        found = tokenizer.load_tokenizer(str(paths.of(recipe.model.model)), "model")
-        sequences = training_sequences(recipe, found, BadRows(recipe.data.skip.bad_rows))
-    items = [sequences[index] for index in range(min(own.samples, len(sequences)))]
-    pairs = count_pairs(
-        ((item["position_ids"].numpy(), item["document_ids"].numpy()) for item in items), target
-    )
+        of_model = tokenizer.load_tokenizer(str(paths.of(recipe.model.model)), "model")
+        sequences = training_sequences(recipe, of_model, BadRows(recipe.data.skip.bad_rows))
+    items = []
+    for index in range(min(options.samples, len(sequences))):
+        sequence = sequences[index]
+        items.append((sequence["position_ids"].numpy(), sequence["document_ids"].numpy()))
+    pairs = count_pairs(items, target)
 
-    output = Path(own.output)
+    output = Path(options.output)
     summaries = {"distances": summarise(pairs)}
     if window < target:
         summaries["distances_beyond_the_window"] = summarise(pairs, window)
     bins = bins_of(pairs)
-    skips = f", {pose.skips} skips" if pose.chunks > 2 else ""
+    made = f"packing {recipe.data.packing}"
     if pose.chunks > 1:
-        made = f"PoSE, {pose.chunks} chunks{skips}"
-    else:
-        made = f"packing {recipe.data.packing}"
+        made = f"PoSE, {pose.chunks} chunks"
+    # two chunks have a single skip, whose distribution is not chosen
+    if pose.chunks > 2:
+        made += f", {pose.skips} skips"
     label = f"{recipe.name}: {len(items):,} sequences, {made}"
     draw(bins, output / f"{NAME}.png", label=label, window=window, target=target)
-    storage.write_text(
-        output / f"{NAME}.csv",
-        storage.as_csv(list(bins[0]), (list(each.values()) for each in bins)),
-    )
+    rows = [list(row.values()) for row in bins]
+    storage.write_text(output / f"{NAME}.csv", storage.as_csv(list(bins[0]), rows))
     figures = {"rows": len(items), "queries": int(pairs[0]), "window": window, **summaries}
     results.save(started.finish(figures), output / f"{NAME}.json")
     print(label)
@@ -159,14 +164,14 @@ def count_pairs(sequences: Iterable[tuple[np.ndarray, np.ndarray]], target: int)
     pairs = np.zeros(target, np.int64)
     for positions, documents in sequences:
         for document in np.unique(documents[documents >= 0]):
-            own = positions[documents == document]
-            if own[0] < 0 or own[-1] >= target or (np.diff(own) < 1).any():
+            places = positions[documents == document]
+            if places[0] < 0 or places[-1] >= target or (np.diff(places) < 1).any():
                 raise ValueError(
                     f"positions of a document must rise strictly within 0 .. {target - 1}"
                 )
             # the autocorrelation of the positions, exact once rounded
-            occupied = np.zeros(own[-1] - own[0] + 1)
-            occupied[own - own[0]] = 1
+            occupied = np.zeros(places[-1] - places[0] + 1)
+            occupied[places - places[0]] = 1
             correlation = fftconvolve(occupied, occupied[::-1])[len(occupied) - 1 :]
             pairs[: len(occupied)] += np.rint(correlation).astype(np.int64)
     return pairs
@@ -194,6 +199,7 @@ def bins_of(pairs: np.ndarray, per_octave: int = PER_OCTAVE) -> list[dict[str, A
     """Return means over distances ``from`` .. ``to`` that grow by 2 ** (1 / per_octave) from bin to bin: the share of
     them ``seen``, the sum of their ``pairs``, the mean ``share`` of queries, the ``least`` and the ``most`` of one
     distance, and ``whole_rows``, the maximum: the mean share in sequences of one document of ``target`` tokens."""
+    # distances are 0 .. target - 1
     target = len(pairs)
     shares = pairs / pairs[0]
     whole = 1 - np.arange(target) / target
@@ -201,15 +207,18 @@ def bins_of(pairs: np.ndarray, per_octave: int = PER_OCTAVE) -> list[dict[str, A
     edges = np.unique(np.minimum(np.ceil(2.0**octaves).astype(np.int64), target))
     bins = []
     for start, stop in pairwise(edges.tolist()):
-        own = shares[start:stop]
-        each: dict[str, Any] = {"from": start, "to": stop - 1, "seen": float((own > 0).mean())}
-        each |= {"pairs": int(pairs[start:stop].sum()), "share": float(own.mean())}
-        each |= {
-            "least": float(own.min()),
-            "most": float(own.max()),
+        inside = shares[start:stop]
+        row = {
+            "from": start,
+            "to": stop - 1,
+            "seen": float((inside > 0).mean()),
+            "pairs": int(pairs[start:stop].sum()),
+            "share": float(inside.mean()),
+            "least": float(inside.min()),
+            "most": float(inside.max()),
             "whole_rows": float(whole[start:stop].mean()),
         }
-        bins.append(each)
+        bins.append(row)
     return bins
 
 
@@ -222,29 +231,26 @@ def draw(
     axes = figure.add_subplot()
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    middle = [math.sqrt(each["from"] * each["to"]) for each in bins]
-    floor = min(each["share"] for each in bins if each["share"] > 0) / 4
-    shown = [each["share"] if each["share"] > 0 else math.nan for each in bins]
-    low, high = ([max(each[end], floor) for each in bins] for end in ("least", "most"))
-    whole = [each["whole_rows"] for each in bins]
+    table = DataFrame(bins)
+    # the geometric mean: the middle on a logarithmic axis, which has no place for 0
+    middle = np.sqrt(table["from"] * table["to"])
+    seen = table["share"].where(table["share"] > 0)
+    floor = seen.min() / 4
+    low = table["least"].clip(floor)
+    high = table["most"].clip(floor)
+    whole = table["whole_rows"]
     axes.plot(middle, whole, color="#0072B2", ls="--", label=f"sequences of {target:,} tokens")
-    axes.plot(middle, shown, color="#D55E00", lw=2, label=label)
+    axes.plot(middle, seen, color="#D55E00", lw=2, label=label)
     axes.fill_between(middle, low, high, color="#D55E00", alpha=0.25, lw=0, label="least to most")
 
-    sizes = [each["to"] - each["from"] + 1 for each in bins]
-    missing = sum(size * (1 - each["seen"]) for size, each in zip(sizes, bins, strict=True)) / sum(
-        sizes
-    )
-    share = f"distances never seen: {missing:.1%} of all"
-    for index, each in enumerate(each for each in bins if each["seen"] < 1):
-        axes.axvspan(
-            each["from"],
-            each["to"] + 1,
-            ymax=0.04,
-            color="#CC0000",
-            lw=0,
-            label=None if index else share,
-        )
+    sizes = table["to"] - table["from"] + 1
+    missing = (sizes * (1 - table["seen"])).sum() / sizes.sum()
+    # the legend names the first of them alone
+    never: str | None = f"distances never seen: {missing:.1%} of all"
+    gaps = table[table["seen"] < 1]
+    for first, last in zip(gaps["from"], gaps["to"], strict=True):
+        axes.axvspan(first, last + 1, ymax=0.04, color="#CC0000", lw=0, label=never)
+        never = None
     axes.axvline(
         window, color="0.35", linestyle="--", lw=1.2, label=f"tokens of a sequence, {window:,}"
     )
@@ -260,13 +266,17 @@ def draw(
         ylabel="queries with a key at that distance",
     )
     axes.xaxis.set_major_locator(LogLocator(base=4))
-    axes.xaxis.set_major_formatter(
-        FuncFormatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}")
-    )
+    axes.xaxis.set_major_formatter(FuncFormatter(tokens_label))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.10g}%"))
     axes.legend(frameon=False)
     storage.write_file(path, lambda part: figure.savefig(part, dpi=150, format="png"))
+
+
+def tokens_label(tokens: float, _: object = None) -> str:
+    if tokens >= 1024:
+        return f"{tokens / 1024:g}k"
+    return f"{tokens:g}"
 
 
 if __name__ == "__main__":

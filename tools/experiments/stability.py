@@ -20,10 +20,13 @@ Written to ``--output`` (``runs/stability``): ``stability.json`` and ``stability
 """
 
 import argparse
+import bisect
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import repeat
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -73,92 +76,100 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--output", default=f"runs/{NAME}", help="folder of the tables (default: %(default)s)"
     )
-    own = parser.parse_args(typed)
-    problems = check_folder("--output", own.output)
-    if own.tokens < 2:
-        problems.append(Problem("--tokens", own.tokens, "too few", "give 2 or more"))
+    options = parser.parse_args(typed)
+    problems = check_folder("--output", options.output)
+    if options.tokens < 2:
+        problems.append(Problem("--tokens", options.tokens, "too few", "give 2 or more"))
     sources: list[Source] = []
     models: dict[str, FoundModel] = {}
     with collecting(problems):
-        sources = parse_all(list(dict.fromkeys(own.texts)), "--texts")
+        sources = parse_all(list(dict.fromkeys(options.texts)), "--texts")
     with collecting(problems):
-        models = inspected_models.find(own.models, own)
-    problems += inspected_models.check_numbers("layers", own.layers, models)
+        models = inspected_models.find(options.models, options)
+    problems += inspected_models.check_numbers("layers", options.layers, models)
     for name, model in models.items():
         if model.tokenizer().bos_token_id is None:
-            problems.append(
-                Problem(
-                    "MODEL", name, "its tokenizer has no BOS to put in front", "give another model"
-                )
-            )
+            reason = "its tokenizer has no BOS to put in front"
+            problems.append(Problem("MODEL", name, reason, "give another model"))
     raise_if_any(problems)
     depth = min(inspected_models.sizes(model)["layers"] for model in models.values())
-    own.layers = sorted(set(own.layers or [layer for layer in LAYERS if layer <= depth]))
+    if not options.layers:
+        options.layers = LAYERS[: bisect.bisect(LAYERS, depth)]
+    options.layers = sorted(set(options.layers))
 
-    texts = {name: read_texts(model, sources, own) for name, model in models.items()}
+    # of all models, before the first is loaded: a text that is too short is found at once
+    texts = {name: read_texts(model, sources, options) for name, model in models.items()}
     started = results.collect(
         command=[Path(__file__).name, *typed],
-        config=vars(own),
+        config=vars(options),
         data={source.spec: source.fingerprint() for source in sources},
     )
-    rows = [measure(name, model, texts[name], own) for name, model in models.items()]
-    lines = [
-        [row["name"], treatment, layer, *(figures[name] for name in FIGURES)]
-        for row in rows
-        for treatment, moved in row["mean"].items()
-        for layer, figures in moved["layers"].items()
-    ]
-    folder = Path(own.output)
-    result = started.finish({"layers": own.layers, "shift": SHIFT, "models": rows})
+    rows = [measure(name, model, texts[name], options) for name, model in models.items()]
+    lines = []
+    for row in rows:
+        for treatment, moved in row["mean"].items():
+            for layer, figures in moved["layers"].items():
+                lines.append([row["name"], treatment, layer, *map(figures.get, FIGURES)])
+    folder = Path(options.output)
+    result = started.finish({"layers": options.layers, "shift": SHIFT, "models": rows})
     results.save(result, folder / f"{NAME}.json")
     header = ["model", "treatment", "layer", *FIGURES]
     storage.write_text(folder / f"{NAME}.csv", storage.as_csv(header, lines))
-    cells = [[*map(str, line[:3]), *(number(value, ".3g") for value in line[3:])] for line in lines]
-    print(markdown_table(header, cells))
-    for name in dict.fromkeys(line[0] for line in lines if line[-1] is None):
-        print(f"{name}: {inspected_models.NO_POSITIONS}")
+    cells = []
+    without_positions = {}
+    for line in lines:
+        cells.append([*map(str, line[:3]), *map(number, line[3:], repeat(".3g"))])
+        if line[-1] is None:
+            without_positions[line[0]] = f"{line[0]}: {inspected_models.NO_POSITIONS}"
+    print("\n".join([markdown_table(header, cells), *without_positions.values()]))
     print(f"written to {folder / NAME}.json, .csv", flush=True)
     return 0
 
 
 def read_texts(
-    model: FoundModel, sources: Sequence[Source], own: argparse.Namespace
+    model: FoundModel, sources: Sequence[Source], options: argparse.Namespace
 ) -> list[ScoredText]:
     """Return texts of ``--tokens`` tokens each, tokenised for this model."""
     texts: list[ScoredText] = []
     problems: list[Problem] = []
     for source in sources:
         with collecting(problems):
-            lengths = {"min_tokens": own.tokens, "max_tokens": own.tokens, "max_documents": COUNT}
+            lengths = {
+                "min_tokens": options.tokens,
+                "max_tokens": options.tokens,
+                "max_documents": COUNT,
+            }
             read = window_jobs.read_texts(source, model.tokenizer(), split="heldout", **lengths)
-            if len(sources) > 1:  # two may have files of one name
-                read = [replace(text, name=f"{source.spec} {text.name}") for text in read]
-            texts += read
-    raise_if_any(
-        [replace(each, remedy=each.remedy.replace("--min_tokens", "--tokens")) for each in problems]
-    )
+            for text in read:
+                # two sources may have files of one name
+                if len(sources) > 1:
+                    text = replace(text, name=f"{source.spec} {text.name}")
+                texts.append(text)
+    for index, problem in enumerate(problems):
+        # the option's name here
+        remedy = problem.remedy.replace("--min_tokens", "--tokens")
+        problems[index] = replace(problem, remedy=remedy)
+    raise_if_any(problems)
     return texts
 
 
 def measure(
-    name: str, found: FoundModel, texts: Sequence[ScoredText], own: argparse.Namespace
+    name: str, found: FoundModel, texts: Sequence[ScoredText], options: argparse.Namespace
 ) -> dict[str, Any]:
     """Return one model's figures: of each text, and their mean."""
-    print(f"{name}: {len(texts)} texts of {own.tokens:,} tokens", flush=True)
+    print(f"{name}: {len(texts)} texts of {options.tokens:,} tokens", flush=True)
     model = inspected_models.as_own(found.load())
     token = found.tokenizer().bos_token_id
     figures = {}
     # yarn: one scale of the angles for all
-    with used_at(model, own.tokens + SHIFT):
+    with used_at(model, options.tokens + SHIFT):
         for text in texts:
-            figures[text.name] = changes(
-                model, torch.from_numpy(text.ids.astype("int64")), own.layers, token
-            )
+            ids_T = torch.from_numpy(text.ids.astype("int64"))
+            figures[text.name] = changes(model, ids_T, options.layers, token)
     mean = mean_of(figures.values())
-    if not all(
-        math.isfinite(each) for treatment in mean.values() for each in treatment["logits"].values()
-    ):
-        raise UserError(inspected_models.not_finite(name))
+    for treatment in mean.values():
+        if not all(map(math.isfinite, treatment["logits"].values())):
+            raise UserError(inspected_models.not_finite(name))
     return {"name": name, "model": found.about(), "token": token, "mean": mean, "texts": figures}
 
 
@@ -167,11 +178,13 @@ def changes(
 ) -> dict[str, dict[str, Any]]:
     """Return the changes of one text, int64 [T], by treatment: ``layers``, figures by the number of the layer, and
     ``logits``. ``shift``: how often ``token`` is added, or positions that are skipped."""
+    # maps of a whole model are large: the second and third pass are compared layer by layer as they come
     before: dict[int, LayerView] = {}
+    # V: the vocabulary
     logits_TV = inspection.inspect(
         model, ids_T, layers, lambda view: before.update({view.number: view})
     )
-    found = {}
+    treatments = {}
     for name, added, first in (("add_tokens", shift, 0), ("shift_ids", 0, shift)):
         by_layer: dict[int, Any] = {}
 
@@ -180,6 +193,7 @@ def changes(
         ) -> None:
             by_layer[view.number] = layer_changes(before[view.number], view, added)
 
+        # S = T + added
         moved_S = torch.cat((ids_T.new_full((added,), token), ids_T))
         positions_S = torch.arange(len(moved_S)) + first
         moved_SV = inspection.inspect(model, moved_S, layers, compare, positions_S)
@@ -189,22 +203,23 @@ def changes(
             "largest": float(difference_TV.abs().max()),
             "relative_percent": relative_percent(difference_TV, logits_TV),
         }
-        found[name] = {"layers": by_layer, "logits": logits}
-    return found
+        treatments[name] = {"layers": by_layer, "logits": logits}
+    return treatments
 
 
 def layer_changes(before: LayerView, after: LayerView, added: int) -> dict[str, float | None]:
     """Return the figures of one layer, which saw ``added`` more tokens in front ``after``."""
     kept_HTT = renormalised_HTT = after.weights_HTS[:, added:, added:]
     if added:
-        renormalised_HTT = kept_HTT / kept_HTT.sum(dim=-1, keepdim=True).clamp_min(
-            torch.finfo(kept_HTT.dtype).tiny
-        )
+        # a query that gives all its weight to added tokens has a sum of 0
+        least = torch.finfo(kept_HTT.dtype).tiny
+        renormalised_HTT = kept_HTT / kept_HTT.sum(dim=-1, keepdim=True).clamp_min(least)
     figures: dict[str, float | None] = dict.fromkeys(FIGURES)
     for name, weights_HTT in (("", kept_HTT), ("_renormalised", renormalised_HTT)):
         l1_HT = (weights_HTT - before.weights_HTS).abs().sum(dim=-1, dtype=torch.float64)
         figures[f"attention_l1{name}"] = float(l1_HT.mean())
     if before.positions is not None and after.positions is not None:
+        # a query sees no later key
         whole = before.positions.matrix().tril()
         change = after.positions.matrix()[:, added:, added:].tril() - whole
         figures["positions_percent"] = relative_percent(change, whole)
@@ -213,9 +228,8 @@ def layer_changes(before: LayerView, after: LayerView, added: int) -> dict[str, 
 
 def relative_percent(difference: Tensor, whole: Tensor) -> float:
     """Return one Frobenius norm in per cent of another: 0 without a change, infinite if ``whole`` is 0."""
-    changed, size = (
-        float(torch.linalg.vector_norm(each, dtype=torch.float64)) for each in (difference, whole)
-    )
+    changed = float(torch.linalg.vector_norm(difference, dtype=torch.float64))
+    size = float(torch.linalg.vector_norm(whole, dtype=torch.float64))
     if changed == 0:
         return 0.0
     if size:
@@ -228,13 +242,15 @@ def mean_of(measured: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     texts = list(measured)
     means: dict[str, Any] = {}
     for key, value in texts[0].items():
-        values = [text[key] for text in texts]
+        values = list(map(itemgetter(key), texts))
         if isinstance(value, Mapping):
             means[key] = mean_of(values)
         elif value is None:
             means[key] = None
+        elif key == "largest":
+            means[key] = max(values)
         else:
-            means[key] = max(values) if key == "largest" else sum(values) / len(values)
+            means[key] = sum(values) / len(values)
     return means
 
 

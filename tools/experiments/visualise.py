@@ -64,15 +64,19 @@ class MapKind:
 
     def limits(self) -> tuple[float, float]:
         """Return the numbers of the first and the last colour."""
-        shown = np.concatenate([each[np.tril_indices(len(each))] for each in self.maps.values()])
+        shown = np.concatenate(
+            [map_TT[np.tril_indices(len(map_TT))] for map_TT in self.maps.values()]
+        )
         low = float(shown.min())
         high = float(shown.max())
         if self.signed:
             high = float(np.quantile(np.abs(shown), SHARE_WITHIN)) or max(-low, high) or 1.0
             return -high, high
-        low = min(low, 0.0) if self.rooted else low
+        if self.rooted:
+            low = min(low, 0.0)
         if high > low:
             return (low, high)
+        # equal numbers everywhere: the colour in the middle
         return (low - 0.5, low + 0.5)
 
 
@@ -94,8 +98,14 @@ class SeenModel:
         self.weights[view.number] = view.weights_HTS.float().cpu().numpy()
         if view.positions is not None:
             self.positions[view.number] = view.positions.matrix().float().cpu().numpy()
-            kind = view.positions.kind
-            self.unit = "dot product / pairs of columns" if kind == "dot product" else kind
+            self.unit = view.positions.kind
+            if self.unit == "dot product":
+                self.unit = "dot product / pairs of columns"
+
+    def is_finite(self) -> bool:
+        """Return whether all that is shown of it is finite, which is not above the diagonal."""
+        maps = (*self.weights.values(), *self.positions.values())
+        return all(np.isfinite(np.tril(shown)).all() for shown in maps)
 
 
 @command
@@ -121,145 +131,127 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--output", default=f"runs/{NAME}", help="folder of the pictures (default: %(default)s)"
     )
-    own = parser.parse_args(typed)
-    found, ids = prepare(own)
-    text = {
-        "prompt" if own.text is None else own.text: hashlib.sha256(
-            np.asarray(ids, "<i8").tobytes()
-        ).hexdigest()
-    }
-    started = results.collect(command=[Path(__file__).name, *typed], config=vars(own), data=text)
+    options = parser.parse_args(typed)
+    models, ids = prepare(options)
+    digest = hashlib.sha256(np.asarray(ids, "<i8").tobytes()).hexdigest()
+    text = "prompt" if options.text is None else options.text
+    started = results.collect(
+        command=[Path(__file__).name, *typed], config=vars(options), data={text: digest}
+    )
     seen = []
     figures: dict[str, Any] = {"models": [], "tokens": len(ids)}
-    for name, model in found.items():
+    for name, model in models.items():
         loaded = inspected_models.as_own(model.load())
-        seen.append(each := SeenModel(name, loaded.config.num_attention_heads))
+        one = SeenModel(name, loaded.config.num_attention_heads)
         with used_at(loaded, len(ids)):
-            inspection.inspect(loaded, torch.tensor(ids), own.layers, each.keep)
-        if not all(
-            np.isfinite(np.tril(shown)).all()
-            for shown in (*each.weights.values(), *each.positions.values())
-        ):
-            raise UserError(inspected_models.not_finite(each.name))
-        positions = each.unit if each.positions else f"none: {inspected_models.NO_POSITIONS}"
-        figures["models"].append(
-            {"name": each.name, "model": model.about(), "positions": positions}
-        )
-        if not each.positions:
-            print(f"{each.name}: no map of positions: {inspected_models.NO_POSITIONS}")
+            inspection.inspect(loaded, torch.tensor(ids), options.layers, one.keep)
+        if not one.is_finite():
+            raise UserError(inspected_models.not_finite(name))
+        positions = one.unit
+        if not one.positions:
+            positions = f"none: {inspected_models.NO_POSITIONS}"
+            print(f"{name}: no map of positions: {inspected_models.NO_POSITIONS}")
+        figures["models"].append({"name": name, "model": model.about(), "positions": positions})
+        seen.append(one)
 
     kinds = {}
     if seen[0].positions:
-        maps = position_maps(seen[0], own.heads)
+        maps = position_maps(seen[0], options.heads)
         kinds["positions.png"] = MapKind(f"positions: {seen[0].name}", seen[0].unit, maps)
-    attention = attention_maps(seen[0].weights, own.heads)
+    attention = attention_maps(seen[0].weights, options.heads)
     unit = "attention weight (colour: its root)"
     kinds["attention.png"] = MapKind(f"attention: {seen[0].name}", unit, attention, rooted=True)
     if len(seen) > 1:
-        difference = {
-            layer: weights_HTT - seen[1].weights[layer]
-            for layer, weights_HTT in seen[0].weights.items()
-        }
-        # mean over heads and queries
-        distances = {
-            layer: float(np.abs(each).sum(axis=-1).mean()) for layer, each in difference.items()
-        }
+        difference = {}
+        distances = {}
+        for layer, weights_HTT in seen[0].weights.items():
+            difference[layer] = weights_HTT - seen[1].weights[layer]
+            # mean over heads and queries
+            distances[layer] = float(np.abs(difference[layer]).sum(axis=-1).mean())
         figures["attention_l1_between_models"] = distances
         title = f"attention: {seen[0].name} minus {seen[1].name}"
         unit = "difference of attention weights (colour: its root)"
-        kinds["difference.png"] = MapKind(
-            title, unit, attention_maps(difference, own.heads), signed=True, rooted=True
-        )
-    folder = Path(own.output)
+        maps = attention_maps(difference, options.heads)
+        kinds["difference.png"] = MapKind(title, unit, maps, signed=True, rooted=True)
+    folder = Path(options.output)
     for file in ("positions.png", "attention.png", "difference.png"):
         if file in kinds:
             draw(kinds[file], folder / file)
         else:
             (folder / file).unlink(missing_ok=True)
     results.save(started.finish(figures), folder / f"{NAME}.json")
-    for what, total in inspected_models.sizes(next(iter(found.values()))).items():
-        print(
-            f"{what} shown: {', '.join(map(str, vars(own)[what]))} of {total}; --{what} names others"
-        )
+    for what, total in inspected_models.sizes(next(iter(models.values()))).items():
+        numbers = ", ".join(map(str, vars(options)[what]))
+        print(f"{what} shown: {numbers} of {total}; --{what} names others")
     print(f"written to {folder}: {', '.join(kinds)}, {NAME}.json", flush=True)
     return 0
 
 
-def prepare(own: argparse.Namespace) -> tuple[dict[str, FoundModel], list[int]]:
+def prepare(options: argparse.Namespace) -> tuple[dict[str, FoundModel], list[int]]:
     """Return the models by name, not loaded yet, and the text's token ids; complete the layers and heads."""
-    field_name, text = ("--text", own.text) if own.prompt is None else ("--prompt", own.prompt)
-    problems = check_folder("--output", own.output)
-    if own.text is None and not storage.is_utf8(text):
-        problems.append(
-            Problem("--prompt", storage.shown(text), "is not UTF-8", "write it in UTF-8")
-        )
-    if own.text is not None:
+    problems = check_folder("--output", options.output)
+    field_name = "--prompt"
+    text = options.prompt
+    if options.text is not None:
+        field_name = "--text"
+        text = options.text
         try:
-            text = Path(own.text).read_text(encoding="utf-8")
+            text = Path(options.text).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            problems.append(
-                Problem(
-                    "--text", own.text, f"cannot be read ({error})", "name a file of UTF-8 text"
-                )
-            )
-    found: dict[str, FoundModel] = {}
+            reason = f"cannot be read ({error})"
+            problems.append(Problem("--text", text, reason, "name a file of UTF-8 text"))
+    elif not storage.is_utf8(text):
+        shown = storage.shown(text)
+        problems.append(Problem("--prompt", shown, "is not UTF-8", "write it in UTF-8"))
+    names = [options.model]
+    if options.against is not None:
+        names.append(options.against)
+    models: dict[str, FoundModel] = {}
     with collecting(problems):
-        found = inspected_models.find(
-            [own.model] + ([] if own.against is None else [own.against]), own
-        )
-    sizes = [inspected_models.sizes(model) for model in found.values()]
+        models = inspected_models.find(names, options)
+    sizes = list(map(inspected_models.sizes, models.values()))
     for what in ("layers", "heads"):
-        problems += inspected_models.check_numbers(what, vars(own)[what], found)
-    if any(other != sizes[0] for other in sizes):
-        wrong = f"it has {sizes[1]}, the other {sizes[0]}"
-        problems.append(Problem("--against", own.against, wrong, "compare models of one size"))
+        problems += inspected_models.check_numbers(what, vars(options)[what], models)
+    if sizes and sizes[-1] != sizes[0]:
+        reason = f"it has {sizes[1]}, the other {sizes[0]}"
+        problems.append(Problem("--against", options.against, reason, "compare models of one size"))
     raise_if_any(problems)
     for what, most in (("layers", LAYERS), ("heads", HEADS)):
         # evenly spaced numbers from 1, with the first and the last
         count = sizes[0][what]
-        spread = [
-            1 + round(place)
-            for place in (range(count) if count <= most else np.linspace(0, count - 1, most))
-        ]
-        vars(own)[what] = sorted(set(vars(own)[what] or spread))
+        spread = map(round, np.linspace(1, count, min(count, most)).tolist())
+        vars(options)[what] = sorted(set(vars(options)[what] or spread))
 
-    read = [prompt_ids(text, model.tokenizer())[: own.tokens] for model in found.values()]
+    read = [prompt_ids(text, model.tokenizer())[: options.tokens] for model in models.values()]
     ids: list[int] = read[0]
     if len(ids) < 2:
-        raise UserError(
-            Problem(
-                field_name,
-                own.text or text,
-                f"{len(ids)} tokens",
-                "give a text of 2 tokens or more",
-            )
-        )
-    if any(other != ids for other in read):
-        wrong = "its tokenizer splits the text in another way"
-        raise UserError(
-            Problem("--against", own.against, wrong, "compare models that share a tokenizer")
-        )
+        remedy = "give a text of 2 tokens or more"
+        raise UserError(Problem(field_name, options.text or text, f"{len(ids)} tokens", remedy))
+    if read[-1] != ids:
+        reason = "its tokenizer splits the text in another way"
+        remedy = "compare models that share a tokenizer"
+        raise UserError(Problem("--against", options.against, reason, remedy))
     if len(ids) > MOST_TOKENS:
-        wrong = f"more than {MOST_TOKENS:,} tokens cannot be distinguished in a picture"
-        problems.append(Problem("--tokens", own.tokens, wrong, "show fewer"))
-    raise_if_any(problems)
-    return found, ids
+        reason = f"more than {MOST_TOKENS:,} tokens cannot be distinguished in a picture"
+        raise UserError(Problem("--tokens", options.tokens, reason, "show fewer"))
+    return models, ids
 
 
 def position_maps(seen: SeenModel, heads: Sequence[int]) -> dict[tuple[str, str], np.ndarray]:
     """Return for each layer the states that the chosen heads read; one for all, if they share it."""
     maps = {}
-    most = max(len(states) for states in seen.positions.values())
-    share = seen.heads // most  # query heads that share a state
+    most = max(map(len, seen.positions.values()))
+    # query heads that share a state
+    share = seen.heads // most
     for layer, states in seen.positions.items():
         for state in sorted({(head - 1) // share for head in heads}):
-            if share > 1:
+            name = f"head {state + 1}"
+            if most == 1:
+                name = "all heads"
+            elif share > 1:
                 name = f"heads {state * share + 1} to {(state + 1) * share}"
-            else:
-                name = f"head {state + 1}"
-            maps[f"layer {layer}", "all heads" if most == 1 else name] = states[
-                min(state, len(states) - 1)
-            ]
+            # a layer may have one state where others have more
+            maps[f"layer {layer}", name] = states[min(state, len(states) - 1)]
     return maps
 
 
@@ -270,17 +262,25 @@ def attention_maps(
     maps = {}
     for number, weights_HTT in weights.items():
         maps[f"layer {number}", "mean"] = weights_HTT.mean(axis=0, dtype=np.float32)
-        maps |= {(f"layer {number}", f"head {head}"): weights_HTT[head - 1] for head in heads}
+        for head in heads:
+            maps[f"layer {number}", f"head {head}"] = weights_HTT[head - 1]
     return maps
 
 
 def draw(kind: MapKind, path: Path) -> None:
     """Draw a row of panels for each head and a column for each layer, with one scale of colours."""
-    layers, heads = (list(dict.fromkeys(names)) for names in zip(*kind.maps, strict=True))
+    layers, heads = map(list, map(dict.fromkeys, zip(*kind.maps, strict=True)))
     figure = Figure(figsize=(1.6 + 1.9 * len(layers), 0.9 + 1.9 * len(heads)), layout="constrained")
     panels = figure.subplots(len(heads), len(layers), squeeze=False, sharex=True, sharey=True)
+    # one scale for all, so that colours compare
     low, high = kind.limits()
     norm = Normalize(low, high)
+    colours = EVEN
+    extend = "neither"
+    if kind.signed:
+        colours = APART
+        # single pairs beyond the scale, see SHARE_WITHIN
+        extend = "both"
     if kind.rooted:
         root = lambda x: np.sign(x) * np.sqrt(np.abs(x))  # noqa: E731
         norm = FuncNorm((root, lambda x: np.sign(x) * np.square(x)), vmin=low, vmax=high)
@@ -290,10 +290,11 @@ def draw(kind: MapKind, path: Path) -> None:
             values_TT = kind.maps[layer, head].astype(np.float32)
             # blank after the query
             values_TT = np.where(np.tri(len(values_TT), dtype=bool), values_TT, np.nan)
-            last = len(values_TT) + 0.5  # tokens are counted from 1
+            # tokens are counted from 1
+            last = len(values_TT) + 0.5
             image = axes.imshow(
                 values_TT,
-                cmap=APART if kind.signed else EVEN,
+                cmap=colours,
                 norm=norm,
                 interpolation="nearest",
                 extent=(0.5, last, last, 0.5),
@@ -308,9 +309,7 @@ def draw(kind: MapKind, path: Path) -> None:
     figure.suptitle(kind.name, fontsize="medium", parse_math=False)
     figure.supxlabel("key (token)", fontsize="medium")
     figure.supylabel("query (token), by head", fontsize="medium")
-    bar = figure.colorbar(
-        image, ax=panels, label=kind.unit, extend="both" if kind.signed else "neither"
-    )
+    bar = figure.colorbar(image, ax=panels, label=kind.unit, extend=extend)
     bar.ax.yaxis.set_major_locator(MaxNLocator(5))
     storage.write_file(path, lambda part: figure.savefig(part, dpi=DPI, format="png"))
 

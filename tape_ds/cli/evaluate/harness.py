@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
         deciding["chat_template"] = hashlib.sha256(template.encode()).hexdigest()
     # the tasks of SCROLLS cut by it
     config.metadata = {"max_tokens": options.max_length} | config.metadata
-    tasks = harness_tasks.load(config)
+    tasks = harness_tasks.load_tasks(config)
     rolling = tasks.rolling()
     begin = beginning(found.tokenizer()) if rolling else []
     # scores that lm-eval's own model, and earlier versions of this one, do not give

@@ -19,13 +19,16 @@ from tape_ds.data.scrolls import examples
 from tape_ds.data.sources import GeneratedDocuments, RowSource, Source, StandardLibrary
 from tape_ds.errors import Problem, UserError
 
-COLUMN = "messages"  # unless the spec names another
+# unless the spec names another
+COLUMN = "messages"
 ROLES = ("system", "developer", "user", "assistant", "tool")
-ASSISTANT = "assistant"  # its turns are targets
+# its turns are targets
+ASSISTANT = "assistant"
 # the column of the tools that the assistant may call: JSON schemas, as a list or as its JSON
 TOOLS = "tools"
 
-Conversation = list[dict[str, str]]  # turns of ``role`` and ``content``
+# turns of ``role`` and ``content``
+Conversation = list[dict[str, str]]
 # how a conversation of more than ``max_tokens`` is treated
 TooLong = Literal["cut", "leave_out"]
 
@@ -35,12 +38,17 @@ class Row:
     name: str
     turns: Conversation
     tools: list[dict[str, Any]] | None
-    others: Mapping[str, Any]  # the other non-empty columns
+    # the other non-empty columns
+    others: Mapping[str, Any]
 
 
 # split of the data -> of the questions
 _MADE_SPLITS = {"train": "train", "heldout": "validation"}
-_COLUMNS = ("jsonl", "parquet", "hub")  # kinds of sources with columns
+# kinds of sources with columns
+_COLUMNS = ("jsonl", "parquet", "hub")
+
+# values of a column or key that says nothing
+_EMPTY: tuple[Any, ...] = (None, "", [], {})
 
 _OTHER_FORM = "write each turn as {role, content}"
 _CALLS = "rename it to tools, a list of JSON schemas: jq -c '.tools = .{0} | del(.{0})'"
@@ -81,36 +89,35 @@ def check(
         "generated:retrieval"
     )
     for field, specs in lists.items():
-        foreign = [spec for spec in specs if spec.partition(":")[0] in without]
-        problems += [Problem(field, spec, "it holds no conversations", remedy) for spec in foreign]
-        fitting.append([completed(spec) for spec in specs if spec not in foreign])
+        of_field = []
+        for spec in specs:
+            if spec.partition(":")[0] in without:
+                problems.append(Problem(field, spec, "it holds no conversations", remedy))
+            else:
+                of_field.append(completed(spec))
+        fitting.append(of_field)
     if fitting[0] or not train:
         problems += sources.check_lists(fitting[0], fitting[1], skip_bad_rows)
     if problems:
         return problems
     for field, specs in zip(lists, fitting, strict=True):
-        for source in [sources.parse(spec, field) for spec in specs]:
+        for spec in specs:
+            source = sources.parse(spec, field)
             source.bad_rows = BadRows(skip_bad_rows)
             if getattr(source, "by", ""):
                 problems.append(source.problem("a conversation is a row", "leave out &by="))
                 continue
             if isinstance(source, StandardLibrary):
                 if source.rest:
-                    problems.append(
-                        source.problem(
-                            "conversations are made of all files, not of one", "write stdlib"
-                        )
-                    )
+                    reason = "conversations are made of all files, not of one"
+                    problems.append(source.problem(reason, "write stdlib"))
             elif isinstance(source, GeneratedDocuments):
                 continue
             elif source.kind != "hub" and not getattr(source, "remote", False):
                 try:
                     if next(read(source, "train"), None) is None:
-                        problems.append(
-                            source.problem(
-                                "it has no rows", "give a file with a conversation a row"
-                            )
-                        )
+                        remedy = "give a file with a conversation a row"
+                        problems.append(source.problem("it has no rows", remedy))
                 except UserError as error:
                     problems += error.problems
     return problems
@@ -139,62 +146,68 @@ def read(source: Source, split: str) -> Iterator[Row]:
         questions = examples.made_rows(_MADE_SPLITS[split])
         # an unpaired last one is left out
         for pair in zip(questions[::2], questions[1::2], strict=False):
-            texts = [text for _, question, answer in pair for text in (question, answer)]
-            turns = [
-                {"role": role, "content": text}
-                for role, text in zip(2 * ("user", ASSISTANT), texts, strict=True)
-            ]
+            turns = []
+            for _, question, answer in pair:
+                turns.append({"role": "user", "content": question})
+                turns.append({"role": ASSISTANT, "content": answer})
             yield Row(pair[0][0], turns, None, {})
         return
     assert isinstance(source, RowSource), "checked with the recipe"
     for name, row in source.rows(split):
         turns, others = _parted(row, source.column)
-        wrong = _wrong(turns, source.column)
-        for key in sorted(others.keys() & _REFUSED.keys()) if wrong is None else ():
-            neutral = key == "weight" and others[key] == 1
-            repeated = _REFUSED[key] == _SYSTEM and any(
-                others[key] == turn["content"] for turn in turns
-            )
-            if not neutral and not repeated:
-                remedy = _REFUSED[key].format(key, source.column)
-                wrong = f"the column {key} is not empty, and is not read", remedy
-                break
-        # published data have a list, JSON, or a list of JSON
-        tools = others.pop(TOOLS, None)
+        mistake = _wrong(turns, source.column) or _refused(turns, others, source.column)
         try:
-            tools = json.loads(tools) if isinstance(tools, str) else tools
-            if isinstance(tools, list):
-                tools = [json.loads(tool) if isinstance(tool, str) else tool for tool in tools]
-            tools = tools or None
-            fits = tools is None or (
-                isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
-            )
-            fits = fits and storage.is_utf8(json.dumps(tools, ensure_ascii=False))
+            tools = _tools(others.pop(TOOLS, None))
         except (ValueError, RecursionError):
-            fits = False
-        if not fits:
-            wrong = (
-                "tools is not a list of JSON schemas",
-                "write a list of mappings, or the JSON of one",
-            )
-        if wrong is not None:
-            source.leave_out(f"{name}: {wrong[0]}", wrong[1])
+            remedy = "write a list of mappings, or the JSON of one"
+            mistake = ("tools is not a list of JSON schemas", remedy)
+        if mistake is not None:
+            source.leave_out(f"{name}: {mistake[0]}", mistake[1])
             continue
-        yield Row(
-            name,
-            [{"role": turn["role"], "content": turn["content"]} for turn in turns],
-            tools,
-            others,
-        )
+        # without keys that are None
+        plain = [{"role": turn["role"], "content": turn["content"]} for turn in turns]
+        yield Row(name, plain, tools, others)
+
+
+def _refused(turns: Conversation, others: Mapping[str, Any], column: str) -> tuple[str, str] | None:
+    """Return what is wrong, and the remedy, if another column would change what is learnt."""
+    for key in sorted(others.keys() & _REFUSED.keys()):
+        # a weight of 1, and a system prompt that is a turn as well, change nothing
+        if key == "weight" and others[key] == 1:
+            continue
+        if _REFUSED[key] == _SYSTEM and any(others[key] == turn["content"] for turn in turns):
+            continue
+        return f"the column {key} is not empty, and is not read", _REFUSED[key].format(key, column)
+    return None
+
+
+def _tools(value: Any) -> list[dict[str, Any]] | None:
+    """Return the tools of a row: published data have a list, JSON, or a list of JSON. Raises ValueError."""
+    if isinstance(value, str):
+        value = json.loads(value)
+    if not value:
+        return None
+    if not isinstance(value, list):
+        raise ValueError("no list")
+    tools = []
+    for tool in value:
+        if isinstance(tool, str):
+            tool = json.loads(tool)
+        if not isinstance(tool, dict):
+            raise ValueError("no mapping")
+        tools.append(tool)
+    # half of a surrogate pair cannot be tokenised
+    if not storage.is_utf8(json.dumps(tools, ensure_ascii=False)):
+        raise ValueError("no Unicode text")
+    return tools
 
 
 def _parted(row: Mapping[str, Any], column: str) -> tuple[Any, dict[str, Any]]:
     """Return the value of a column, and the other non-empty columns, those next to a nested one included."""
-    others = {
-        key: value
-        for key, value in row.items()
-        if key != column and value not in (None, "", [], {})
-    }
+    others = {}
+    for key, value in row.items():
+        if key != column and value not in _EMPTY:
+            others[key] = value
     head, _, rest = column.partition(".")
     if column in row or not isinstance(row.get(head), Mapping):
         # None: it is null, which rows of Arrow come without
@@ -206,11 +219,9 @@ def _parted(row: Mapping[str, Any], column: str) -> tuple[Any, dict[str, Any]]:
 
 def _wrong(value: Any, column: str) -> tuple[str, str] | None:
     if not isinstance(value, list) or not value:
-        found = "an empty list" if value == [] else f"{type(value).__name__}"
-        return (
-            f"holds {found}, not a list of turns",
-            f"{_OTHER_FORM}, or name the column that has them: #COLUMN",
-        )
+        held_instead = "an empty list" if value == [] else f"{type(value).__name__}"
+        remedy = f"{_OTHER_FORM}, or name the column that has them: #COLUMN"
+        return f"holds {held_instead}, not a list of turns", remedy
     for number, turn in enumerate(value, 1):
         if not isinstance(turn, dict):
             return f"turn {number} is {type(turn).__name__}, not a mapping", _OTHER_FORM
@@ -227,11 +238,8 @@ def _wrong(value: Any, column: str) -> tuple[str, str] | None:
             return f"turn {number} is no Unicode text", "correct or remove that row"
         if turn["role"] not in ROLES:
             return f"turn {number} has the role {turn['role']!r}", f"one of: {', '.join(ROLES)}"
-        if others := sorted(
-            key for key in held - {"role", "content"} if turn[key] not in ("", [], {})
-        ):
-            return (
-                f"turn {number} has {', '.join(others)} too, which are not read",
-                "take it out of the turn, or leave that conversation out",
-            )
+        others = sorted(key for key in held - {"role", "content"} if turn[key] not in _EMPTY)
+        if others:
+            remedy = "take it out of the turn, or leave that conversation out"
+            return f"turn {number} has {', '.join(others)} too, which are not read", remedy
     return None

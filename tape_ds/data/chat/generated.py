@@ -81,7 +81,8 @@ def _conversation(
         if excess <= 0:
             return turns
         if writer.haystack is not None and room > 0:
-            read = plan.room + excess  # tokens that came of the text
+            # tokens that came of the text
+            read = plan.room + excess
             room = max(0, room * plan.room // read - SPARE)
         elif rivals:
             rivals = rivals[: -(1 + excess // 8)]

@@ -39,9 +39,12 @@ FORMAT = 5
 @dataclass(frozen=True)
 class CutConversations:
     read: int
-    cut: int  # truncated
-    cut_tokens: int  # tokens that the truncated ones lost
-    left_out: int  # too long
+    # truncated
+    cut: int
+    # tokens that the truncated ones lost
+    cut_tokens: int
+    # too long
+    left_out: int
     # left out because no token of an answer would be kept
     unanswered: int
 
@@ -54,8 +57,10 @@ class CutConversations:
 class Chosen:
     """The conversations that a run takes."""
 
-    conversations: "datasets.Dataset"  # all of them, from `rendered`
-    numbers: np.ndarray  # indices of those taken, int64 [k], rising
+    # all of them, from `rendered`
+    conversations: "datasets.Dataset"
+    # indices of those taken, int64 [k], rising
+    numbers: np.ndarray
     max_tokens: int
     cut: CutConversations
 

@@ -46,7 +46,8 @@ SHOWN = 24
 _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 # of Unicode's private use: in no text of a conversation
 _PROBE = "\ue000"
-_RANDOM = {"lipsum", "random"}  # a function and a filter of jinja
+# a function and a filter of jinja
+_RANDOM = {"lipsum", "random"}
 
 
 class UnfitTemplateError(ValueError):
@@ -69,20 +70,21 @@ def give(tokenizer: "PreTrainedTokenizerBase", file: str | None, model: str) -> 
     except ValueError:
         return [without_template(model)]
     if not tokenizer.is_fast:
-        wrong = "its tokenizer does not locate its tokens in a text"
-        return [Problem("model", model, wrong, "give one with tokenizer.json")]
+        reason = "its tokenizer does not locate its tokens in a text"
+        return [Problem("model", model, reason, "give one with tokenizer.json")]
     try:
         drawn = _RANDOM & names(tokenizer)[1]
-    except Exception as error:  # jinja's own, of many kinds
+    except Exception as error:
+        # jinja's own, of many kinds
         return [
             Problem("chat_template", file, f"it is not a jinja template ({error})", "correct it")
         ]
     if drawn:
-        wrong = (
+        reason = (
             f"it draws at random ({', '.join(sorted(drawn))}), so that no two runs read the same"
         )
         return [
-            Problem("chat_template", file, wrong, "give one that does not: --chat_template FILE")
+            Problem("chat_template", file, reason, "give one that does not: --chat_template FILE")
         ]
     return []
 
@@ -153,7 +155,8 @@ def encoded(
         without = render(conversation, with_tools=False)[0] if tools else None
     except UnfitTemplateError:
         raise
-    except Exception as error:  # a template may raise anything
+    except Exception as error:
+        # a template may raise anything
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UnfitTemplateError(f"the chat template does not render it ({reason})") from error
     if text == without:
@@ -161,13 +164,15 @@ def encoded(
         raise UnfitTemplateError("it has tools, and the chat template renders none", remedy)
     for turn, message in enumerate(conversation):
         role = message["role"]
-        if role in ("user", ASSISTANT):  # every template renders these
+        # every template renders these
+        if role in ("user", ASSISTANT):
             continue
         other = [*conversation]
         other[turn] = message | {"content": message["content"] + " and more"}
         try:
             is_read = render(other)[0] != text
-        except Exception:  # a template that refuses the content has read it
+        except Exception:
+            # a template that refuses the content has read it
             is_read = True
         if not is_read:
             remedy = f"give a template that renders the role {role} (--chat_template FILE), or take those turns out"
@@ -243,7 +248,7 @@ def _begun_otherwise(
     shown = {
         name: text[first : alike + SHOWN] for name, text in (("data", trained), ("asked", asked))
     }
-    wrong = (
+    reason = (
         f"turn {turn + 1}: the chat template begins an answer that is there otherwise than one that is asked for "
         f"(add_generation_prompt): {shown['data']!r} in the data, asked for by {shown['asked']!r}"
     )
@@ -263,7 +268,7 @@ def _begun_otherwise(
             f"give answers that begin with {extra!r}, or a template (--chat_template FILE) that writes that before an "
             "answer too, or leaves it out where add_generation_prompt is set"
         )
-    return UnfitTemplateError(wrong, remedy)
+    return UnfitTemplateError(reason, remedy)
 
 
 def _length_alike(first: str, second: str) -> int:

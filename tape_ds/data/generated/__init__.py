@@ -46,7 +46,8 @@ def check(name: str, options: Mapping[str, Any]) -> list[Problem]:
             problems.append(
                 Problem(field, value, f"not an option of {name}", did_you_mean(str(option), values))
             )
-        elif not (type(value) is kind or (kind is float and type(value) is int)):  # True is no int
+        elif not (type(value) is kind or (kind is float and type(value) is int)):
+            # True is no int
             problems.append(
                 Problem(
                     field, value, "wrong type", f"give a {'whole ' if kind is int else ''}number"

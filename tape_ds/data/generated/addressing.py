@@ -11,6 +11,7 @@ sequence asks.
 """
 
 import hashlib
+import itertools
 import random
 import string
 from abc import abstractmethod
@@ -20,7 +21,8 @@ from typing import ClassVar
 
 from tape_ds.data.generated.task import SPECIAL, GeneratedSample, Size, Task, Test
 
-LONGEST = 4096  # the largest length, unless a task has less
+# the largest length, unless a task has less
+LONGEST = 4096
 # default lengths of tests, in multiples of the longest trained one
 REACHES = (1, 1.5, 2)
 LETTERS = string.ascii_letters
@@ -41,7 +43,8 @@ class AddressingTask(Task):
     """A kind of sequence whose size is its length; its fields, integers and floats, are the options."""
 
     # no fields: constants of a task, or set by `derive`
-    step: ClassVar[int] = 1  # lengths are multiples of it
+    # lengths are multiples of it
+    step: ClassVar[int] = 1
     # the smallest length with enough different sequences to train and to test on
     shortest: ClassVar[int]
     longest: ClassVar[int] = LONGEST
@@ -81,10 +84,12 @@ class AddressingTask(Task):
 
     def held_out(self, size: Size, count: int, seed: int) -> list[GeneratedSample]:
         (length,) = size
-        generators = (
-            random.Random(f"{self!r} {length} {seed} {number}") for number in range(count)
-        )
-        return [self.draw(generator, size, test=True) for generator in generators]
+        samples = []
+        for number in range(count):
+            # each from its own seed: a smaller count gives the first of them
+            generator = random.Random(f"{self!r} {length} {seed} {number}")
+            samples.append(self.draw(generator, size, test=True))
+        return samples
 
     def training_size(self, trained: Size, generator: random.Random, step_seed: str) -> Size:
         # one length for all sequences of a step: a batch without padding saves a third of a small model's time
@@ -95,21 +100,23 @@ class AddressingTask(Task):
         return max(size) + self.asked_tokens
 
     def tests(self, tested: Sequence[int]) -> list[Test]:
-        return [
-            Test(task, (length,), kind) for kind, task in self.kinds().items() for length in tested
-        ]
+        tests = []
+        for kind, task in self.kinds().items():
+            tests += [Test(task, (length,), kind) for length in tested]
+        return tests
 
     def fingerprint(self, sizes: Sequence[int]) -> str:
-        return hashlib.sha256(repr((FORMAT, KEY, ONE_IN, self, tuple(sizes))).encode()).hexdigest()[
-            :16
-        ]
+        decisive = repr((FORMAT, KEY, ONE_IN, self, tuple(sizes)))
+        return hashlib.sha256(decisive.encode()).hexdigest()[:16]
 
     def wrong_length(self, length: int) -> str | None:
         """Return a remedy for a length that the task does not have."""
         if self.shortest <= length <= self.longest and length % self.step == 0:
             return None
-        even = "" if self.step == 1 else f", a multiple of {self.step}"
-        return f"give {self.shortest} to {self.longest}{even}"
+        remedy = f"give {self.shortest} to {self.longest}"
+        if self.step > 1:
+            remedy += f", a multiple of {self.step}"
+        return remedy
 
 
 @dataclass(frozen=True)
@@ -120,11 +127,14 @@ class Pointing(AddressingTask):
     The question is uniform among all pairs of a marker and a k.
     """
 
-    letters: int = 26  # of the alphabet
-    most: int = 16  # the largest k; the smallest is 1
+    # of the alphabet
+    letters: int = 26
+    # the largest k; the smallest is 1
+    most: int = 16
     # in each text, all different; a question names one
     markers: int = 1
-    queries: int = 1  # after each text
+    # after each text
+    queries: int = 1
 
     sizes = ("tokens of the text before the question",)
     bounds = {
@@ -133,12 +143,13 @@ class Pointing(AddressingTask):
         "markers": (1, 64),
         "queries": (1, "most"),
     }
-    direction = 0  # of the letter from the marker: -1 or 1
+    # of the letter from the marker: -1 or 1
+    direction = 0
 
     def __post_init__(self) -> None:
-        signs, questions = (
-            tuple(f"{mark}{number + 1}" for number in range(self.markers)) for mark in "^?"
-        )
+        numbers = range(1, self.markers + 1)
+        signs = tuple(map("^{}".format, numbers))
+        questions = map("?{}".format, numbers)
         self.derive(
             (*LETTERS[: self.letters], *signs, *questions, *map(str, range(1, self.most + 1))),
             signs,
@@ -150,18 +161,21 @@ class Pointing(AddressingTask):
 
     def sequence(self, generator: random.Random, length: int) -> GeneratedSample:
         markers = range(1, self.markers + 1)
-        room = range(self.most, length) if self.direction < 0 else range(length - self.most)
+        room = range(length - self.most)
+        # every k can be asked there: the letter is within the text
+        if self.direction < 0:
+            room = range(self.most, length)
         places = dict(zip(markers, generator.sample(room, self.markers), strict=True))
         words = generator.choices(LETTERS[: self.letters], k=length)
         for marker, place in places.items():
             words[place] = f"^{marker}"
-        taken = set(places.values())  # never the answer to a question
-        questions = [
-            (marker, k)
-            for marker, place in places.items()
-            for k in range(1, self.most + 1)
-            if place + self.direction * k not in taken
-        ]
+        # never the answer to a question
+        taken = set(places.values())
+        questions = []
+        for marker, place in places.items():
+            for k in range(1, self.most + 1):
+                if place + self.direction * k not in taken:
+                    questions.append((marker, k))
         for marker, k in generator.sample(questions, self.queries):
             words += (f"?{marker}", str(k), words[places[marker] + self.direction * k])
         return GeneratedSample(tuple(words), tuple(range(length + 2, len(words), 3)))
@@ -185,9 +199,12 @@ class FlipFlop(AddressingTask):
     ``ignore``, otherwise equally likely a write or a read; the bits of writes and ignores are uniform.
     """
 
-    ignore: float = 0.8  # probability in training
-    sparse: float = 0.98  # in the tests with long distances
-    dense: float = 0.1  # in the tests with many writes
+    # probability in training
+    ignore: float = 0.8
+    # in the tests with long distances
+    sparse: float = 0.98
+    # in the tests with many writes
+    dense: float = 0.1
 
     name = "flip_flop"
     sizes = ("tokens, instructions and bits alike",)
@@ -215,9 +232,10 @@ class FlipFlop(AddressingTask):
         return GeneratedSample(tuple(words), tuple(answers))
 
     def kinds(self) -> Mapping[str, AddressingTask]:
-        return {"": self} | {
-            f"ignore {share:g}": replace(self, ignore=share) for share in (self.sparse, self.dense)
-        }
+        kinds: dict[str, AddressingTask] = {"": self}
+        for share in (self.sparse, self.dense):
+            kinds[f"ignore {share:g}"] = replace(self, ignore=share)
+        return kinds
 
 
 @dataclass(frozen=True)
@@ -227,8 +245,10 @@ class SelectiveCopy(AddressingTask):
     Items are uniform and independent, and so are their places.
     """
 
-    values: int = 16  # different items
-    items: int = 16  # in each text; the rest is blank
+    # different items
+    values: int = 16
+    # in each text; the rest is blank
+    items: int = 16
 
     name = "selective_copy"
     sizes = ("items and blanks",)
@@ -239,7 +259,8 @@ class SelectiveCopy(AddressingTask):
             (*"_|", *LETTERS[: self.values]),
             ("|",),
             answers=self.values,
-            shortest=self.items + 4,  # some blanks, and enough different sequences
+            # some blanks, and enough different sequences
+            shortest=self.items + 4,
             asked_tokens=1 + self.items,
         )
 
@@ -249,9 +270,8 @@ class SelectiveCopy(AddressingTask):
         words = ["_"] * length
         for place, item in zip(places, copied, strict=True):
             words[place] = item
-        return GeneratedSample(
-            (*words, "|", *copied), tuple(range(length + 1, length + 1 + self.items))
-        )
+        answers = range(length + 1, length + 1 + self.items)
+        return GeneratedSample((*words, "|", *copied), tuple(answers))
 
 
 @dataclass(frozen=True)
@@ -261,9 +281,12 @@ class Recall(AddressingTask):
     The keys of a sequence are distinct, and so are those asked for; values are uniform and independent.
     """
 
-    keys: int = 64  # different keys
-    values: int = 64  # different values
-    queries: int = 8  # keys that are asked for
+    # different keys
+    keys: int = 64
+    # different values
+    values: int = 64
+    # keys that are asked for
+    queries: int = 8
 
     name = "recall"
     sizes = ("tokens of the pairs before the first query",)
@@ -271,14 +294,14 @@ class Recall(AddressingTask):
     step = 2
 
     def __post_init__(self) -> None:
-        keys = tuple(f"k{key}" for key in range(self.keys))
-        values = tuple(f"v{n}" for n in range(self.values))
+        values = tuple(map("v{}".format, range(self.values)))
         self.derive(
-            (*keys, *values),
-            values,  # a value ends its pair
+            (*map("k{}".format, range(self.keys)), *values),
+            # a value ends its pair
+            values,
             answers=self.values,
-            shortest=2
-            * max(self.queries, 4),  # a pair for each query, and enough different sequences
+            # a pair for each query, and enough different sequences
+            shortest=2 * max(self.queries, 4),
             asked_tokens=2 * self.queries,
             longest=2 * self.keys,
         )
@@ -286,7 +309,7 @@ class Recall(AddressingTask):
     def sequence(self, generator: random.Random, length: int) -> GeneratedSample:
         chosen = generator.sample(range(self.keys), length // 2)
         values = generator.choices(range(self.values), k=len(chosen))
-        pairs = [(f"k{key}", f"v{value}") for key, value in zip(chosen, values, strict=True)]
+        pairs = list(zip(map("k{}".format, chosen), map("v{}".format, values), strict=True))
         pairs += generator.sample(pairs, self.queries)
-        words = tuple(word for pair in pairs for word in pair)
+        words = tuple(itertools.chain.from_iterable(pairs))
         return GeneratedSample(words, tuple(range(length + 1, len(words), 2)))

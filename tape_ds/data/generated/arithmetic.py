@@ -31,18 +31,22 @@ Operands = tuple[str, ...]
 
 # the published 19 tokens; the space is unused and keeps its id
 CALCULATOR = (*SPECIAL, *string.digits, *"+-x= ")
-LETTERS = string.ascii_letters  # names of the numbers of a list
+# names of the numbers of a list
+LETTERS = string.ascii_letters
 SORTER = (*SPECIAL, *string.digits, *":,=", *LETTERS)
 # The largest size, unless a task has less: Python prints at most 4,300 digits, and a product has twice its operands'.
 LONGEST = 1000
-TESTED = 2  # default length of tests, in multiples of the trained one
+# default length of tests, in multiples of the trained one
+TESTED = 2
 
 # Part of the fingerprint: raise it when a task of arithmetic draws other sequences for the same seed.
 FORMAT = 1
 # of the hash: another key is another split
 KEY = b"tape-ds arithmetic, split 1"
-ONE_IN = 100  # sets of operands for each one that is held out
-SMALL = 20_000  # problems of a cell that is enumerated
+# sets of operands for each one that is held out
+ONE_IN = 100
+# problems of a cell that is enumerated
+SMALL = 20_000
 SMALL_ONE_IN = 10
 # A cell with fewer problems than this multiple of those asked for is searched, not drawn from.
 _CROWDED = 4 * ONE_IN
@@ -74,9 +78,10 @@ class ArithmeticTask(Task):
         return math.prod(among.stop - among.start for among in self.ranges(i, j))
 
     def every(self, i: int, j: int) -> Iterator[Operands]:
-        return itertools.product(
-            *([self.operand(value, among) for value in among] for among in self.ranges(i, j))
-        )
+        operands = []
+        for among in self.ranges(i, j):
+            operands.append([self.operand(value, among) for value in among])
+        return itertools.product(*operands)
 
     def sample(self, operands: Operands) -> GeneratedSample:
         prompt, answer = self.written(operands)
@@ -93,9 +98,7 @@ class ArithmeticTask(Task):
         ranges = self.ranges(*size)
         while True:
             values = [generator.randrange(among.start, among.stop) for among in ranges]
-            operands = tuple(
-                self.operand(value, among) for value, among in zip(values, ranges, strict=True)
-            )
+            operands = tuple(map(self.operand, values, ranges))
             if self.is_test(operands, size) == test:
                 return self.sample(operands)
 
@@ -103,33 +106,32 @@ class ArithmeticTask(Task):
         """Return different problems; a smaller ``count`` gives the first of them, except in a cell that is searched."""
         i, j = size
         generator = random.Random(f"cell {self.name} {i} {j} {seed}")
+        # drawing would find the same ones again and again
         if self.count(i, j) < _CROWDED * count:
             held_out = [operands for operands in self.every(i, j) if self.is_test(operands, size)]
-            return [
-                self.sample(operands)
-                for operands in generator.sample(held_out, min(count, len(held_out)))
-            ]
-        found: dict[GeneratedSample, None] = {}
-        while len(found) < count:
-            found[self.draw(generator, size, test=True)] = None
-        return list(found)
+            chosen = generator.sample(held_out, min(count, len(held_out)))
+            return list(map(self.sample, chosen))
+        drawn: dict[GeneratedSample, None] = {}
+        while len(drawn) < count:
+            drawn[self.draw(generator, size, test=True)] = None
+        return list(drawn)
 
     def training_size(self, trained: Size, generator: random.Random, step_seed: str) -> Size:
         # the bucket method: sizes first, so that no length is rarer than another, as among numbers below a bound
         return tuple(1 + generator.randrange(most) for most in trained)
 
     def tests(self, tested: Sequence[int]) -> list[Test]:
-        return [
-            Test(self, size) for size in itertools.product(*(range(1, last + 1) for last in tested))
-        ]
+        sizes = itertools.product(*(range(1, last + 1) for last in tested))
+        return list(map(functools.partial(Test, self), sizes))
 
     def reached(self, trained: Size, longest: int | None = None) -> tuple[int, int]:
         """Return the sizes of the longest test for these trained sizes: in their proportion, the larger one ``longest``
         (default: :data:`TESTED` times it), none beyond :attr:`largest`."""
         first, second = trained
         longer = TESTED if longest is None else longest / max(first, second)
-        return min(round(first * longer), self.largest[0]), min(
-            round(second * longer), self.largest[1]
+        largest_first, largest_second = self.largest
+        return min(round(first * longer), largest_first), min(
+            round(second * longer), largest_second
         )
 
     def fingerprint(self, sizes: Sequence[int]) -> str:
@@ -169,13 +171,18 @@ class TwoNumbers(ArithmeticTask):
     def written(self, operands: Operands) -> tuple[str, str]:
         first, second = operands
         number = self.operation(int(first), int(second))
-        return f"{first[::-1]}{self.sign}{second[::-1]}=", ("-" if number < 0 else "") + str(
-            abs(number)
-        )[::-1]
+        # the last digit first, as one adds by hand
+        answer = str(abs(number))[::-1]
+        if number < 0:
+            answer = f"-{answer}"
+        return f"{first[::-1]}{self.sign}{second[::-1]}=", answer
 
     def tokens(self, size: Sequence[int]) -> int:
         i, j = size
-        answer = i + j if self.operation is mul else max(i, j) + 1
+        # a sum may have a digit more, a difference a sign
+        answer = max(i, j) + 1
+        if self.operation is mul:
+            answer = i + j
         return i + 1 + j + 1 + answer + 1
 
 
@@ -192,10 +199,9 @@ class Sorting(ArithmeticTask):
         return [range(10 ** (i - 1), 10**i)] * j
 
     def written(self, operands: Operands) -> tuple[str, str]:
-        named = (
-            f"{letter}:{number[::-1]}"
-            for letter, number in zip(LETTERS[: len(operands)], operands, strict=True)
-        )
+        named = []
+        for letter, number in zip(LETTERS, operands, strict=False):
+            named.append(f"{letter}:{number[::-1]}")
         order = sorted(range(len(operands)), key=lambda place: int(operands[place]))
         return ",".join(named) + "=", "".join(LETTERS[place] for place in order)
 
@@ -220,12 +226,14 @@ class BitwiseOr(ArithmeticTask):
         return [range(i + 1), range(j + 1)]
 
     def operand(self, value: int, among: range) -> str:
-        return "".join("1" if place == value else "0" for place in range(len(among) - 1))
+        places = len(among) - 1
+        # a 1 after the last place is none
+        return "1".rjust(value + 1, "0").ljust(places, "0")[:places]
 
     def written(self, operands: Operands) -> tuple[str, str]:
         first, second = operands
         pairs = itertools.zip_longest(first, second, fillvalue="0")
-        return f"{first}+{second}=", "".join("1" if "1" in pair else "0" for pair in pairs)
+        return f"{first}+{second}=", "".join(map(max, pairs))
 
     def tokens(self, size: Sequence[int]) -> int:
         i, j = size

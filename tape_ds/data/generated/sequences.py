@@ -8,7 +8,8 @@ import torch
 from tape_ds.data.generated.task import GeneratedSample, Size, Task, ids_of
 from tape_ds.data.order import RunSamples, item
 
-_MEASURED = 1024  # sequences over which the mean length is taken
+# sequences over which the mean length is taken
+_MEASURED = 1024
 
 
 class GeneratedSequences(RunSamples):

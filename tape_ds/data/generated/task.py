@@ -23,7 +23,8 @@ Size = tuple[int, ...]
 class GeneratedSample:
     """A sequence including its answers."""
 
-    words: tuple[str, ...]  # a token each
+    # a token each
+    words: tuple[str, ...]
     # indices of the answers, rising; each follows from the words before it
     answers: tuple[int, ...]
 
@@ -32,7 +33,8 @@ class Task(ABC):
     """A kind of sequence; the fields that ``bounds`` names are its options in a recipe."""
 
     name: str
-    sizes: tuple[str, ...]  # the meaning of each number of a size
+    # the meaning of each number of a size
+    sizes: tuple[str, ...]
     # tokens in the order of their ids, `SPECIAL` first
     vocabulary: tuple[str, ...]
     # every character of a text is a token; otherwise spaces separate the tokens

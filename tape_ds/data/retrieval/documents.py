@@ -12,6 +12,7 @@ alone (no ``text=``) end before, by less than a record.
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -148,16 +149,17 @@ class DocumentWriter:
             rivals = length // self.smallest
         while True:
             puzzle = FAMILIES[family](rng, questions, rivals)
-            asked = [record for group in puzzle.asked for record in group]
-            fixed = sum(
-                self._counts([*asked, _with_questions("", puzzle.questions, header, style)[0]])
-            )
+            asked, _ = _with_questions("", puzzle.questions, header, style)
+            fixed = sum(self._counts([*chain.from_iterable(puzzle.asked), asked]))
             if fixed <= length:
                 break
             if questions == least:
                 raise NoRoomError(f"its questions and their records have {fixed} tokens")
             questions = max(least, questions // 2)
-        kept = puzzle.rivals if self.haystack is None else puzzle.rivals[:rivals]
+        kept = puzzle.rivals
+        # a family may draw a few more than are asked for
+        if self.haystack is not None:
+            kept = kept[:rivals]
         ends = np.cumsum([0, *self._counts(kept)])
         fitting = int(np.searchsorted(ends, length - fixed, "right")) - 1
         return DocumentPlan(family, puzzle, kept[:fitting], length - fixed - int(ends[fitting]))
@@ -192,32 +194,28 @@ class DocumentWriter:
     def needed(self, rng: np.random.Generator, family: str, questions: int, rivals: int) -> int:
         """Return the tokens of a document without text."""
         puzzle = FAMILIES[family](rng, questions, rivals)
-        records = [record for group in puzzle.asked for record in group]
         header = max(HEADERS, key=len)
         style = max(STYLES, key=len)
-        asked = _with_questions("", puzzle.questions, header, style)[0]
-        return self.added + sum(self._counts([*records, *puzzle.rivals[:rivals], asked]))
+        asked, _ = _with_questions("", puzzle.questions, header, style)
+        records = [*chain.from_iterable(puzzle.asked), *puzzle.rivals[:rivals]]
+        return self.added + sum(self._counts([*records, asked]))
 
     @functools.cached_property
     def smallest(self) -> int:
         """Return the fewest tokens of a record, among some."""
         rng = np.random.default_rng(0)
-        records = [
-            record
-            for name in self.names
-            for _ in range(_TRIED)
-            for record in FAMILIES[name](rng, 1, 1).rivals
-        ]
+        records: list[str] = []
+        for name, _ in product(self.names, range(_TRIED)):
+            records += FAMILIES[name](rng, 1, 1).rivals
         return min(self._counts(records))
 
     def _counts(self, texts: Sequence[str]) -> list[int]:
         """Return the tokens of each text and an end of line."""
         if not texts:
             return []
-        encoded = self.tokenizer(
-            [f"{text}\n" for text in texts], add_special_tokens=False, verbose=False
-        )
-        return [len(ids) for ids in encoded["input_ids"]]
+        lines = list(map("{}\n".format, texts))
+        encoded = self.tokenizer(lines, add_special_tokens=False, verbose=False)
+        return list(map(len, encoded["input_ids"]))
 
     def _document(
         self,
@@ -240,10 +238,9 @@ class DocumentWriter:
         asked_at = first_token(len(body.text))
         # every later question begins there
         asks = [first_token(end) for _, end in answers[:-1]]
-        places = [first_token(start) for start in body.starts]
-        borders = np.unique(
-            [place for place in [*places, asked_at, *asks] if place > len(self.begin)]
-        )
+        borders = np.unique([*map(first_token, body.starts), asked_at, *asks])
+        # what was cut away has none
+        borders = borders[borders > len(self.begin)]
         return RetrievalDocument(
             ids=np.concatenate((self.begin, tokens.ids[cut:], self.end)),
             is_answer=np.concatenate((self.begin < 0, is_answer[cut:], self.end < 0)),

@@ -8,7 +8,7 @@ a rival is told from what is asked by its name alone. No form is one of RULER's 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 
 import numpy as np
 
@@ -99,16 +99,12 @@ def look_up(rng: np.random.Generator, questions: int, rivals: int) -> Puzzle:
     values = draw_values(rng, len(names))
     form = pick(rng, RECORDS)
     ask = pick(rng, LOOKUPS)
-    records = [
-        form.format(name=name, value=value) for name, value in zip(names, values, strict=True)
-    ]
-    asked = [
-        AskedRecord(ask.format(name=name), value)
-        for name, value in zip(names[:questions], values[:questions], strict=True)
-    ]
-    return Puzzle(
-        tuple((record,) for record in records[:questions]), tuple(records[questions:]), tuple(asked)
-    )
+    groups = []
+    asked = []
+    for name, value in zip(names, values, strict=True):
+        groups.append((form.format(name=name, value=value),))
+        asked.append(AskedRecord(ask.format(name=name), value))
+    return _puzzle(groups, asked, questions)
 
 
 def list_values(rng: np.random.Generator, questions: int, rivals: int) -> Puzzle:
@@ -121,15 +117,16 @@ def list_values(rng: np.random.Generator, questions: int, rivals: int) -> Puzzle
     groups = []
     asked = []
     for name, count in zip(names, counts, strict=True):
-        own = [next(values) for _ in range(count)]
-        groups.append(tuple(form.format(name=name, value=value) for value in own))
-        asked.append(AskedRecord(ask.format(name=name), ", ".join(own)))
+        of_name = list(islice(values, count))
+        groups.append(tuple(form.format(name=name, value=value) for value in of_name))
+        asked.append(AskedRecord(ask.format(name=name), ", ".join(of_name)))
     return _puzzle(groups, asked, questions)
 
 
 def follow_chain(rng: np.random.Generator, questions: int, rivals: int) -> Puzzle:
     """The value at the end of a chain of names; its records are in any order."""
     links = int(rng.integers(1, MOST_LINKS, endpoint=True))
+    # a chain that is not asked about has one record more than links
     chains = questions + -(-rivals // (links + 1))
     names = draw_names(rng, questions, chains * (links + 1) - questions)
     begins = names[:chains]
@@ -140,9 +137,9 @@ def follow_chain(rng: np.random.Generator, questions: int, rivals: int) -> Puzzl
     groups = []
     asked = []
     for begin, value in zip(begins, values, strict=True):
-        chain = [begin, *(next(others) for _ in range(links))]
-        records = [link.format(name=name, other=other) for name, other in pairwise(chain)]
-        records.append(end.format(name=chain[-1], value=value))
+        linked = [begin, *islice(others, links)]
+        records = [link.format(name=name, other=other) for name, other in pairwise(linked)]
+        records.append(end.format(name=linked[-1], value=value))
         groups.append(tuple(records[place] for place in rng.permutation(len(records))))
         asked.append(AskedRecord(ask.format(name=begin), value))
     return _puzzle(groups, asked, questions)
@@ -158,7 +155,8 @@ def count_records(rng: np.random.Generator, questions: int, rivals: int) -> Puzz
     groups = []
     asked = []
     for name, count in zip(names, counts, strict=True):
-        groups.append(tuple(form.format(name=name, value=next(values)) for _ in range(count)))
+        of_name = islice(values, count)
+        groups.append(tuple(form.format(name=name, value=value) for value in of_name))
         asked.append(AskedRecord(ask.format(name=name), str(count)))
     return _puzzle(groups, asked, questions)
 
@@ -176,6 +174,7 @@ def extract_item(rng: np.random.Generator, questions: int, rivals: int) -> Puzzl
         size = int(rng.integers(*LIST_ITEMS, endpoint=True))
         items = [pool[place] for place in rng.permutation(POOL)[:size]]
         groups.append((form.format(name=name, items=joint.join(items)),))
+        # not the last: nothing comes after it
         before = int(rng.integers(size - 1))
         answer = {"after": items[before + 1], "last": items[-1], "first": items[0]}[wanted]
         asked.append(AskedRecord(ask.format(name=name, item=items[before]), answer))
@@ -189,15 +188,15 @@ def _record_counts(
     counts = rng.integers(least, most, questions + rivals, endpoint=True)
     before = np.cumsum(counts[questions:]) - counts[questions:]
     others = int((before < rivals).sum())
-    return [int(count) for count in counts[: questions + others]]
+    return counts[: questions + others].tolist()
 
 
 def _puzzle(
     groups: Sequence[tuple[str, ...]], asked: Sequence[AskedRecord], questions: int
 ) -> Puzzle:
     """Return the puzzle that asks about the first groups; the records of all others are rivals."""
-    rivals = [record for group in groups[questions:] for record in group]
-    return Puzzle(tuple(groups[:questions]), tuple(rivals), tuple(asked[:questions]))
+    rivals = tuple(chain.from_iterable(groups[questions:]))
+    return Puzzle(tuple(groups[:questions]), rivals, tuple(asked[:questions]))
 
 
 FAMILIES: Mapping[str, Draw] = {

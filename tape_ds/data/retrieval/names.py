@@ -41,18 +41,18 @@ def draw_names(rng: np.random.Generator, asked: int, others: int) -> list[str]:
     changed."""
     joint = pick(rng, JOINTS)
     first: Parts = tuple(make(rng) for make in _PARTS)
-    found: dict[Parts, None] = {first: None}
+    names: dict[Parts, None] = {first: None}
     near: list[Parts] = [first]
-    while len(found) < asked + others:
+    while len(names) < asked + others:
         origin = near[int(rng.integers(len(near)))]
         changed = int(rng.integers(len(_PARTS)))
         name = (*origin[:changed], _PARTS[changed](rng), *origin[changed + 1 :])
-        if name in found:
+        if name in names:
             continue
-        found[name] = None
+        names[name] = None
         if len(near) < asked:
             near.append(name)
-    return [joint.join(name) for name in found]
+    return [joint.join(name) for name in names]
 
 
 def _plate(rng: np.random.Generator) -> str:

@@ -1,6 +1,7 @@
 """Training sequences of generated documents, drawn on demand: sequence ``i`` is a pure function of (seed, i)."""
 
 import functools
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,17 +59,14 @@ def writer_of(
         raise UserError(source.problem(wrong, "give a model with tokenizer.json, or other data"))
     haystack = None
     if options.text is not None:
-        haystack = Haystack(
-            select([options.text], tokenizer, split, cache_dir, bad_rows=bad_rows).documents,
-            tokenizer,
-        )
+        text = select([options.text], tokenizer, split, cache_dir, bad_rows=bad_rows)
+        haystack = Haystack(text.documents, tokenizer)
         if not haystack.is_readable():
-            wrong = (
+            reason = (
                 "of its text the tokenizer gives back less than half: it has no tokens for the rest"
             )
-            raise UserError(
-                source.problem(wrong, "write text=SPEC with data that the tokenizer was made for")
-            )
+            remedy = "write text=SPEC with data that the tokenizer was made for"
+            raise UserError(source.problem(reason, remedy))
     return DocumentWriter(options, tokenizer, haystack, end)
 
 
@@ -101,10 +99,12 @@ class RetrievalSequences(RunSamples):
         return self._documents(generator(self.seed, RETRIEVAL_DRAWS, index))
 
     def draw(self, index: int) -> dict[str, torch.Tensor]:
+        # a sequence follows from its index, on any rank and after any resume
         rng = generator(self.seed, RETRIEVAL_DRAWS, index)
         documents = self._documents(rng)
-        ids = np.concatenate([document.ids for document in documents])
-        owners = np.repeat(np.arange(len(documents)), [len(document.ids) for document in documents])
+        parts = [document.ids for document in documents]
+        ids = np.concatenate(parts)
+        owners = np.repeat(np.arange(len(documents)), list(map(len, parts)))
         if self.form.attend_across:
             owners = np.zeros_like(owners)
         if self.source.options.targets == "answers":
@@ -139,27 +139,25 @@ class RetrievalSequences(RunSamples):
 
     @functools.cached_property
     def mean_tokens(self) -> float:
-        return float(
-            np.mean([sum(len(document.ids) for document in each) for each in self._measured])
-        )
+        return sum(len(document.ids) for document in self._measured) / _MEASURED
 
     @functools.cached_property
-    def _measured(self) -> list[list[RetrievalDocument]]:
-        return [self.documents(index) for index in range(_MEASURED)]
+    def _measured(self) -> list[RetrievalDocument]:
+        """The documents of the first sequences."""
+        return list(itertools.chain.from_iterable(map(self.documents, range(_MEASURED))))
 
     @property
     def origin(self) -> str:
         """What a sequence has on average, for reports."""
-        documents = [document for each in self._measured for document in each]
-        count = len(self._measured)
-        answers = sum(int(document.is_answer.sum()) for document in documents) / count
+        documents = self._measured
+        answers = sum(int(document.is_answer.sum()) for document in documents) / _MEASURED
         targets = f"{answers:,.0f} of {self.mean_tokens:,.0f} tokens are answers"
         if self.source.options.targets == "all":
             targets += ", all are targets"
         rivals = np.mean([document.rivals for document in documents])
-        asked = sum(len(document.answers) for document in documents) / count
+        asked = sum(len(document.answers) for document in documents) / _MEASURED
         return (
-            f"drawn for each sequence: {len(documents) / count:.3g} documents, {asked:.3g} questions, "
+            f"drawn for each sequence: {len(documents) / _MEASURED:.3g} documents, {asked:.3g} questions, "
             f"{rivals:,.3g} rivals a document, {targets}"
         )
 
@@ -186,11 +184,9 @@ def require_room(source: GeneratedDocuments, writer: DocumentWriter, window: int
     questions = options.questions[0]
     rivals = 1 if options.text is None else options.rivals[0]
     rng = np.random.default_rng(0)
-    needed = max(
-        writer.needed(rng, family, questions, rivals)
-        for family in writer.names
-        for _ in range(_TRIED)
-    )
+    needed = 0
+    for family, _ in itertools.product(writer.names, range(_TRIED)):
+        needed = max(needed, writer.needed(rng, family, questions, rivals))
     least = needed + needed // 8 + 8
     shortest = window if options.tokens is None else options.tokens[0]
     if shortest >= least:

@@ -10,6 +10,7 @@ a machine without a download. Each asks which arguments a function takes, before
 
 import ast
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,8 @@ from tape_ds.errors import Problem, UserError, did_you_mean
 
 HUB_REPOSITORY = "tau/scrolls"
 SPLITS = ("train", "validation", "test")
-WITHOUT_ANSWERS = "test"  # its reference answers are not published
+# its reference answers are not published
+WITHOUT_ANSWERS = "test"
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ class Dataset:
     kind: Literal["answer", "summary"]
     # SCROLLS' score; rouge: the geometric mean of ROUGE-1, -2 and -L
     metric: Literal["f1", "exact_match", "rouge"]
-    questions: bool = True  # whether a question precedes the text
+    # whether a question precedes the text
+    questions: bool = True
 
     @property
     def answer_tokens(self) -> int:
@@ -114,7 +117,10 @@ def read(name: str, split: str, data_dir: str | Path | None = None) -> list[Exam
     outputs: dict[str, list[str]] = {}
     for row in rows(name, split, data_dir):
         first.setdefault(row.id, row)
-        outputs.setdefault(row.id, []).extend([] if row.output is None else [row.output])
+        answers = outputs.setdefault(row.id, [])
+        # the rows of a test without answers have none
+        if row.output is not None:
+            answers.append(row.output)
     return [Example(row.id, row.input, tuple(outputs[row.id]), row.hard) for row in first.values()]
 
 
@@ -128,12 +134,15 @@ def rows(
     pattern = _locate(name, split, data_dir)
     if pattern is None:
         for row_id, question, answer in made_rows(split):
-            yield ScrollsRow(row_id, question, None if split == WITHOUT_ANSWERS else answer)
+            output = None if split == WITHOUT_ANSWERS else answer
+            yield ScrollsRow(row_id, question, output)
         return
     source = JsonLines(f"jsonl:{pattern}#input", "data_dir")
     source.bad_rows = bad_rows or BadRows()
     source.repair = "give the file as SCROLLS publishes it"
-    wanted = ["id", "input"] if split == WITHOUT_ANSWERS else ["id", "input", "output"]
+    wanted = ["id", "input"]
+    if split != WITHOUT_ANSWERS:
+        wanted.append("output")
     is_empty = True
     for place, fields in source.rows(split):
         is_empty = False
@@ -150,9 +159,8 @@ def rows(
         else:
             yield ScrollsRow(fields["id"], fields["input"], output, fields.get("is_hard") is True)
             continue
-        source.leave_out(
-            f"{place} {wrong}", "each line needs id, input and output, all of them texts"
-        )
+        remedy = "each line needs id, input and output, all of them texts"
+        source.leave_out(f"{place} {wrong}", remedy)
     if is_empty:
         raise UserError(source.problem("it holds no rows", source.repair))
 
@@ -160,30 +168,30 @@ def rows(
 def made_rows(split: str) -> list[tuple[str, str, str]]:
     """Return (id, question, answer) of the questions about Python's sources, spread over all files."""
     questions = []
-    for document in StandardLibrary("stdlib").documents("train" if split == "train" else "heldout"):
+    of_files = "train" if split == "train" else "heldout"
+    for document in StandardLibrary("stdlib").documents(of_files):
         # as ast counts them: a form feed ends none
         lines = document.text.split("\n")
-        functions = [
-            node for node in ast.walk(ast.parse(document.text)) if isinstance(node, ast.FunctionDef)
-        ]
-        names = [node.name for node in functions]
+        nodes = ast.walk(ast.parse(document.text))
+        functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
+        names = Counter(node.name for node in functions)
         for node in functions:
-            arguments = [
-                arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
-            ]
-            # one definition of the name in the file, whose whole head is in the excerpt
-            if (
-                not arguments
-                or names.count(node.name) > 1
-                or node.body[0].lineno > node.lineno + _LINES_AFTER
-            ):
+            parameters = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+            arguments = [parameter.arg for parameter in parameters]
+            if not arguments or names[node.name] > 1:
+                continue
+            # the whole head is in the excerpt
+            if node.body[0].lineno > node.lineno + _LINES_AFTER:
                 continue
             start = max(0, node.lineno - 1 - _LINES_BEFORE)
             excerpt = "\n".join(lines[start : node.lineno - 1 + _LINES_AFTER])
             question = f"Which arguments does the function {node.name} take?\n\n{excerpt}"
             questions.append((f"{document.name}:{node.name}", question, ", ".join(arguments)))
-    if split != "train":
-        questions = questions[0 if split == "validation" else 1 :: 2]
+    # every other one, so that validation and test share none
+    if split == "validation":
+        questions = questions[0::2]
+    elif split != "train":
+        questions = questions[1::2]
     step = max(1, len(questions) // MADE_ROWS[split])
     return questions[::step][: MADE_ROWS[split]]
 
@@ -200,11 +208,11 @@ def fingerprint(name: str, split: str, data_dir: str | Path | None = None) -> st
     else:
         (file,) = opening.find(pattern).values()
         member = file.filesystem.info(file.path)
-        identity = (
-            f"{member['file_size']}:{member['CRC']:08x}"
-            if "CRC" in member
-            else file_identity(Path(file.path))
-        )
+        # of a zip file's member
+        if "CRC" in member:
+            identity = f"{member['file_size']}:{member['CRC']:08x}"
+        else:
+            identity = file_identity(Path(file.path))
     return hashlib.sha256(repr((name, split, identity)).encode()).hexdigest()
 
 
@@ -216,14 +224,14 @@ def check(name: str, splits: tuple[str, ...], data_dir: str | Path | None) -> li
         return error.problems
     if dataset == MADE:
         if data_dir is not None:
-            return [
-                Problem(
-                    "data_dir", str(data_dir), f"{name} is generated, no file is read", "remove it"
-                )
-            ]
+            reason = f"{name} is generated, no file is read"
+            return [Problem("data_dir", str(data_dir), reason, "remove it")]
         return StandardLibrary("stdlib", "dataset").check()
     problems: list[Problem] = []
-    for split in splits if data_dir is not None else ():
+    # the hub's file is looked for when it is read
+    if data_dir is None:
+        return []
+    for split in splits:
         try:
             _locate(name, split, data_dir)
         except UserError as error:
@@ -241,29 +249,32 @@ def _locate(name: str, split: str, data_dir: str | Path | None) -> str | None:
         return None
     member = f"{name}/{split}.jsonl"
     if data_dir is None:
-        try:  # from huggingface_hub's cache where it is there
+        # from huggingface_hub's cache where it is there
+        try:
             archive = Path(hf_hub_download(HUB_REPOSITORY, f"{name}.zip", repo_type="dataset"))
-        except UNREADABLE as error:  # no network, offline mode, no such file
-            wrong = (
-                f"{HUB_REPOSITORY}/{name}.zip cannot be downloaded: {' '.join(str(error).split())}"
-            )
+        except UNREADABLE as error:
+            # no network, offline mode, no such file
+            reason = " ".join(str(error).split())
+            reason = f"{HUB_REPOSITORY}/{name}.zip cannot be downloaded: {reason}"
             remedy = f"check the network, or give data_dir: a folder with {name}.zip or {name}/SPLIT.jsonl"
-            raise UserError(Problem("dataset", name, wrong, remedy)) from error
+            raise UserError(Problem("dataset", name, reason, remedy)) from error
     else:
         given = paths.of(str(data_dir))
         plain = given / member
-        archive = given if given.is_file() else given / f"{name}.zip"
+        archive = given
+        if not given.is_file():
+            archive = given / f"{name}.zip"
         if plain.is_file():
             return str(plain)
         if not archive.is_file():
             # of a missing folder the same words for every split, so that they are one problem
-            wrong = "no such folder"
+            reason = "no such folder"
             if given.is_dir():
-                wrong = f"no {member} and no {name}.zip there"
+                reason = f"no {member} and no {name}.zip there"
             remedy = (
                 "give a folder with NAME/SPLIT.jsonl or NAME.zip, or leave it out to use the hub's"
             )
-            raise UserError(Problem("data_dir", str(data_dir), wrong, remedy))
+            raise UserError(Problem("data_dir", str(data_dir), reason, remedy))
     pattern = f"zip://{member}::{archive}"
     remedy = "give the zip file as SCROLLS publishes it"
     try:

@@ -35,7 +35,8 @@ REFERENCE_WORDS = 20_000
 @dataclass(frozen=True)
 class ScrollsPrompt:
     ids: list[int]
-    cut_tokens: int  # tokens of the text that did not fit
+    # tokens of the text that did not fit
+    cut_tokens: int
 
 
 def prompt_ids(

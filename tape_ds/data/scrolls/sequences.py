@@ -33,13 +33,15 @@ class SequenceForm:
     """Length and format of a sequence, see :mod:`.prompts`."""
 
     max_tokens: int
-    answer_tokens: int  # most tokens of an answer, without EOS
+    # most tokens of an answer, without EOS
+    answer_tokens: int
     reference_format: bool = False
 
 
 @dataclass(frozen=True)
 class CutText:
-    rows: int  # the name in stored results
+    # the name in stored results
+    rows: int
     prompts: int
     prompt_tokens: int
     answers: int
@@ -120,9 +122,8 @@ def tokenize(
 
 
 def cut(rows: "datasets.Dataset") -> CutText:
-    prompts, answers = (
-        rows.data.column(name).to_numpy().astype(np.int64) for name in ("cut_prompt", "cut_answer")
-    )
+    prompts = rows.data.column("cut_prompt").to_numpy().astype(np.int64)
+    answers = rows.data.column("cut_answer").to_numpy().astype(np.int64)
     return CutText(
         len(rows),
         int((prompts > 0).sum()),

@@ -69,7 +69,7 @@ def parse(spec: str, field: str = "data") -> Source:
     raise_if_any(list(paths.check(field, spec)))
     kind = spec.partition(":")[0]
     if kind not in KINDS:
-        wrong = f"unknown kind of data {kind!r}"
+        reason = f"unknown kind of data {kind!r}"
         remedy = did_you_mean(kind, KINDS)
         if spec[0] in "[{":
             remedy = (
@@ -78,9 +78,9 @@ def parse(spec: str, field: str = "data") -> Source:
         elif kind in ("csv", "tsv"):
             remedy = files.FROM_CSV
         elif os.path.exists(paths.of(spec.partition("#")[0])):
-            wrong = "no kind of data before the path"
+            reason = "no kind of data before the path"
             remedy = "write for example text:FILE or jsonl:FILE#field"
-        raise UserError(Problem(field, spec, wrong, f"{remedy} (forms: {forms})"))
+        raise UserError(Problem(field, spec, reason, f"{remedy} (forms: {forms})"))
     return KINDS[kind](spec, field)
 
 

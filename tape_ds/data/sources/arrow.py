@@ -9,9 +9,10 @@ sizes; only ``tape-ds prepare-data --check`` reads the shards completely.
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,12 @@ from tape_ds.data.sources.base import TokenSource
 from tape_ds.data.sources.file_identity import file_identity
 from tape_ds.errors import Problem, UserError
 
-SHARD_TOKENS = 100_000_000  # 200 MB; 400 MB of a vocabulary above 65,536
-PARTS = 64  # tasks of a preparation
-FORMAT = 3  # raise it when other output is written for the same input
+# 200 MB; 400 MB of a vocabulary above 65,536
+SHARD_TOKENS = 100_000_000
+# tasks of a preparation
+PARTS = 64
+# raise it when other output is written for the same input
+FORMAT = 3
 WIDE = 2
 """The format before, in which every id has 32 bits; such folders are read, and finished."""
 MANIFEST = "manifest.json"
@@ -38,10 +42,13 @@ class ShardEntry:
     """One shard, an ``.arrow`` file, and its contents."""
 
     file: str
-    documents: int  # without those that have no token
+    # without those that have no token
+    documents: int
     tokens: int
-    read: int  # documents that were read for it
-    size: int  # bytes
+    # documents that were read for it
+    read: int
+    # bytes
+    size: int
     sha256: str
 
 
@@ -50,7 +57,8 @@ class Settings:
     """The settings that decide the contents of every shard."""
 
     split: str
-    tokenizer: str  # fingerprint, see `tokenizer_fingerprint`
+    # fingerprint, see `tokenizer_fingerprint`
+    tokenizer: str
     # its path or name, for people, as are the addresses
     tokenizer_name: str
     # data specs, in the order in which they are read
@@ -59,14 +67,16 @@ class Settings:
     data: str
     shard_tokens: int
     parts: int
-    ids: str = "int32"  # type of a token id
+    # type of a token id
+    ids: str = "int32"
     format: int = FORMAT
 
 
 @dataclass(frozen=True)
 class DataManifest:
     settings: Settings
-    shards: tuple[ShardEntry, ...]  # in the order of the documents
+    # in the order of the documents
+    shards: tuple[ShardEntry, ...]
 
     @property
     def documents(self) -> int:
@@ -79,16 +89,13 @@ class DataManifest:
     @cached_property
     def fingerprint(self) -> str:
         """Hash of the contents, independent of the folder's place."""
-        return _hash(
-            {
-                "tokenizer": self.settings.tokenizer,
-                "shards": [asdict(shard) for shard in self.shards],
-            }
-        )
+        shards = list(map(asdict, self.shards))
+        return _hash({"tokenizer": self.settings.tokenizer, "shards": shards})
 
     def write(self, folder: Path) -> None:
         """Finish ``folder``, which has the shards and ``dataset_info.json``."""
-        state: dict[str, Any] = {  # by which datasets.load_from_disk finds the shards
+        # by which datasets.load_from_disk finds the shards
+        state: dict[str, Any] = {
             "_data_files": [{"filename": shard.file} for shard in self.shards],
             "_fingerprint": self.fingerprint[:32],
             "_format_columns": None,
@@ -117,13 +124,10 @@ def read_manifest(folder: Path) -> DataManifest:
         if content.pop("check") != _hash(content):
             raise ValueError("its check sum is wrong")
         if content["settings"]["format"] not in (WIDE, FORMAT):
-            raise ValueError(
-                f"its format is {content['settings']['format']}, this program reads {FORMAT}"
-            )
-        return DataManifest(
-            Settings(**content["settings"]),
-            tuple(ShardEntry(**shard) for shard in content["shards"]),
-        )
+            form = content["settings"]["format"]
+            raise ValueError(f"its format is {form}, this program reads {FORMAT}")
+        shards = tuple(ShardEntry(**shard) for shard in content["shards"])
+        return DataManifest(Settings(**content["settings"]), shards)
     except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{MANIFEST} is damaged or of another version: {error}") from error
 
@@ -138,8 +142,12 @@ def check_manifest(folder: Path, field: str, value: str) -> list[Problem]:
         shards = read_manifest(folder).shards
     except ValueError as error:
         return [Problem(field, value, str(error), "prepare the data again into another folder")]
-    wrongs = [wrong_size(folder, shard) for shard in shards]
-    return [Problem(field, value, wrong, PREPARE_AGAIN) for wrong in wrongs if wrong]
+    problems = []
+    for shard in shards:
+        reason = wrong_size(folder, shard)
+        if reason is not None:
+            problems.append(Problem(field, value, reason, PREPARE_AGAIN))
+    return problems
 
 
 def wrong_size(folder: Path, shard: ShardEntry) -> str | None:
@@ -162,59 +170,20 @@ class ArrowFolder(TokenSource):
     def check(self) -> list[Problem]:
         # unlike Path.is_dir, False for a name that is too long
         if not self.rest or not os.path.isdir(self.path):
-            return [
-                self.problem(
-                    "no such folder", f"check the path; relative ones start at {Path.cwd()}"
-                )
-            ]
-        if is_prepared(self.path) and (
-            problems := check_manifest(self.path, self.field, self.spec)
-        ):
-            return problems
+            remedy = f"check the path; relative ones start at {Path.cwd()}"
+            return [self.problem("no such folder", remedy)]
+        if is_prepared(self.path):
+            problems = check_manifest(self.path, self.field, self.spec)
+            if problems:
+                return problems
         try:
             info = json.loads((self.path / "dataset_info.json").read_text(encoding="utf-8"))
             columns = dict(info["features"])
-            state = json.loads((self.path / "state.json").read_text(encoding="utf-8"))
-            names = [str(each["filename"]) for each in state["_data_files"]]
+            names = self._file_names()
         except (OSError, ValueError, KeyError, TypeError) as error:
             remedy = "write it with datasets' save_to_disk; of several splits name one, DIR/SPLIT"
             return [self.problem(f"not a saved dataset ({error!r})", remedy)]
-        outside = [name for name in names if Path(name).name != name]
-        if outside:
-            wrong = f"its state.json names {', '.join(outside)}, and a file outside its folder is in no fingerprint"
-            return [
-                self.problem(
-                    wrong, "put the files into the folder, or write it again with save_to_disk"
-                )
-            ]
-        if is_prepared(self.path) and names != [
-            shard.file for shard in read_manifest(self.path).shards
-        ]:
-            return [
-                self.problem(
-                    f"its state.json names other shards than its {MANIFEST}",
-                    "copy the whole folder again",
-                )
-            ]
-        absent = [name for name in names if not (self.path / name).is_file()]
-        if absent:
-            return [
-                self.problem(
-                    f"{', '.join(absent)} of it is missing",
-                    "copy the whole folder, or write it again",
-                )
-            ]
-
-        # a list of integers, which older datasets wrote as a list of one feature
-        feature = columns.get("input_ids")
-        inner = feature[0] if isinstance(feature, list) and feature else feature
-        inner = inner.get("feature", inner) if isinstance(inner, dict) else {}
-        if inner is feature or not (
-            isinstance(inner, dict) and str(inner.get("dtype")).startswith(("int", "uint"))
-        ):
-            wrong = f"no column 'input_ids' of lists of integers (columns: {', '.join(columns)})"
-            return [self.problem(wrong, "store token ids, one list a document")]
-        return []
+        return list(islice(self._problems(columns, names), 1))
 
     def token_rows(self) -> Iterator[tuple[str, np.ndarray]]:
         import datasets
@@ -222,18 +191,19 @@ class ArrowFolder(TokenSource):
         remedy = "write the folder again"
         try:
             dataset = datasets.load_from_disk(str(self.path)).with_format("arrow")
-        except Exception as error:  # datasets raises anything for a folder of another version
+        except Exception as error:
+            # datasets raises anything for a folder of another version
             raise UserError(self.problem(f"it cannot be read: {error!r}", remedy)) from error
         number = 0
         for batch in self.reading(dataset.iter(batch_size=64), "it cannot be read", remedy):
             rows = batch.column("input_ids").combine_chunks()
-            names = (
-                batch.column("name").to_pylist()
-                if "name" in batch.column_names
-                else [None] * len(rows)
-            )
+            names = [None] * len(rows)
+            if "name" in batch.column_names:
+                names = batch.column("name").to_pylist()
             for name, row in zip(names, rows, strict=True):
-                name = str(name) if name is not None else f"{self.path.name}:{number}"
+                if name is None:
+                    name = f"{self.path.name}:{number}"
+                name = str(name)
                 if row.is_valid and not row.values.null_count:
                     yield name, row.values.to_numpy()
                 else:
@@ -245,17 +215,50 @@ class ArrowFolder(TokenSource):
             return read_manifest(self.path).settings.tokenizer
         return None
 
+    def _file_names(self) -> list[str]:
+        state = json.loads((self.path / "state.json").read_text(encoding="utf-8"))
+        return [str(entry["filename"]) for entry in state["_data_files"]]
+
+    def _problems(self, columns: Mapping[str, Any], names: Sequence[str]) -> Iterator[Problem]:
+        """Find what is wrong with the folder's files and its column; the first decides."""
+        outside = [name for name in names if Path(name).name != name]
+        if outside:
+            reason = f"its state.json names {', '.join(outside)}, and a file outside its folder is in no fingerprint"
+            remedy = "put the files into the folder, or write it again with save_to_disk"
+            yield self.problem(reason, remedy)
+        if is_prepared(self.path):
+            recorded = [shard.file for shard in read_manifest(self.path).shards]
+            if names != recorded:
+                reason = f"its state.json names other shards than its {MANIFEST}"
+                yield self.problem(reason, "copy the whole folder again")
+        absent = [name for name in names if not (self.path / name).is_file()]
+        if absent:
+            reason = f"{', '.join(absent)} of it is missing"
+            yield self.problem(reason, "copy the whole folder, or write it again")
+        if not _holds_integers(columns.get("input_ids")):
+            reason = f"no column 'input_ids' of lists of integers (columns: {', '.join(columns)})"
+            yield self.problem(reason, "store token ids, one list a document")
+
     def fingerprint(self) -> str:
         """The manifest's, or the identities of all files (:func:`file_identity`)."""
         if is_prepared(self.path):
             return read_manifest(self.path).fingerprint
-        state = json.loads((self.path / "state.json").read_text(encoding="utf-8"))
-        named = {each["filename"] for each in state["_data_files"]}
-        found = (
-            path
-            for path in self.path.iterdir()
-            if path.suffix in {".arrow", ".json"} or path.name in named
-        )
-        files = sorted(found)
-        parts = [f"{path.name}={file_identity(path)}" for path in files]
-        return hashlib.sha256("\0".join([self.kind, *parts]).encode()).hexdigest()
+        named = self._file_names()
+        parts = [self.kind]
+        for path in sorted(self.path.iterdir()):
+            if path.suffix in {".arrow", ".json"} or path.name in named:
+                parts.append(f"{path.name}={file_identity(path)}")
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _holds_integers(feature: Any) -> bool:
+    """Return whether a feature is a list of integers, which older datasets wrote as a list of one feature."""
+    inner = feature
+    if isinstance(feature, list) and feature:
+        inner = feature[0]
+    if not isinstance(inner, dict):
+        return False
+    inner = inner.get("feature", inner)
+    if inner is feature or not isinstance(inner, dict):
+        return False
+    return str(inner.get("dtype")).startswith(("int", "uint"))

@@ -20,7 +20,8 @@ from tape_ds.errors import Problem, UserError, did_you_mean
 
 SPLITS = ("train", "heldout")
 BY = "&by="
-BETWEEN = "\n\n"  # of texts that are one document
+# of texts that are one document
+BETWEEN = "\n\n"
 
 Item = TypeVar("Item")
 
@@ -69,7 +70,8 @@ class Source(ABC):
         self.spec = spec
         self.field = field
         self.rest = spec.partition(":")[2]
-        self.bad_rows = BadRows()  # replaced by readers
+        # replaced by readers
+        self.bad_rows = BadRows()
 
     @abstractmethod
     def check(self) -> list[Problem]:
@@ -113,7 +115,8 @@ class Source(ABC):
 class RowSource(Source):
     """Rows with a column of documents, which are text or, for chat, conversations."""
 
-    column: str  # its name; `meta.set` is the value of `set` in `meta`
+    # its name; `meta.set` is the value of `set` in `meta`
+    column: str
     by: str = ""
     """Column whose neighbouring rows of the same value are one document; empty: a row is one."""
 
@@ -134,11 +137,12 @@ class RowSource(Source):
         of neighbouring rows, joined by :data:`BETWEEN`, are one document, which has the first one's name."""
         documents = self._documents_of(rows)
         if not self.by:
-            yield from (document for _, document in documents)
+            yield from map(itemgetter(1), documents)
             return
         for _, group in groupby(documents, key=itemgetter(0)):
-            together = [document for _, document in group]
-            yield Document(together[0].name, BETWEEN.join(document.text for document in together))
+            together = list(map(itemgetter(1), group))
+            text = BETWEEN.join(document.text for document in together)
+            yield Document(together[0].name, text)
 
     def _documents_of(
         self, rows: Iterable[tuple[str, dict[str, Any]]]
@@ -147,21 +151,20 @@ class RowSource(Source):
         for name, row in rows:
             try:
                 value = value_of(row, self.column)
-            except KeyError:  # Arrow's rows have no nulls
+            except KeyError:
+                # Arrow's rows have no nulls
                 value = None
             if isinstance(value, Mapping):
                 wrong = f"{name}: {self.column!r} is an object with {', '.join(value)}, not text"
                 self.leave_out(wrong, hint(self.column, {self.column: value}))
             elif not isinstance(value, str):
                 wrong = f"{name}: {self.column!r} holds {type(value).__name__}, not text"
-                self.leave_out(
-                    wrong, "add the #field of a column of texts, or correct or remove that row"
-                )
+                remedy = "add the #field of a column of texts, or correct or remove that row"
+                self.leave_out(wrong, remedy)
             elif not storage.is_utf8(value):
                 # half of a surrogate pair, as "\ud83d" in JSON, cannot be tokenised
-                self.leave_out(
-                    f"{name}: {self.column!r} is no Unicode text", "correct or remove that row"
-                )
+                wrong = f"{name}: {self.column!r} is no Unicode text"
+                self.leave_out(wrong, "correct or remove that row")
             else:
                 try:
                     shared = value_of(row, self.by) if self.by else None
@@ -186,15 +189,14 @@ class RowSource(Source):
                 try:
                     row = _without_nulls(column[index].as_py())
                 except UnicodeDecodeError as error:
-                    self.leave_out(
-                        f"{name} is not UTF-8 ({error.reason})", "correct or remove that row"
-                    )
+                    wrong = f"{name} is not UTF-8 ({error.reason})"
+                    self.leave_out(wrong, "correct or remove that row")
                 else:
                     yield name, row
 
     def require_column(self, schema: pa.Schema, where: str) -> None:
         record = _as_record(schema)
-        for column in (self.column, self.by) if self.by else (self.column,):
+        for column in filter(None, (self.column, self.by)):
             try:
                 value_of(record, column)
             except KeyError:
@@ -219,11 +221,11 @@ def hint(name: str, record: Mapping[str, Any]) -> str:
 
     def names_in(record: Mapping[str, Any]) -> Iterator[str]:
         for key, value in record.items():
-            yield from (
-                (f"{key}.{inner}" for inner in names_in(value))
-                if isinstance(value, Mapping)
-                else [str(key)]
-            )
+            if isinstance(value, Mapping):
+                for inner in names_in(value):
+                    yield f"{key}.{inner}"
+            else:
+                yield str(key)
 
     names = list(names_in(record))
     near = [known for known in names if known.endswith(f".{name}") or known.startswith(f"{name}.")]
@@ -234,10 +236,12 @@ def hint(name: str, record: Mapping[str, Any]) -> str:
 
 def _as_record(schema: pa.Schema | pa.StructType) -> dict[str, Any]:
     """Return a schema as a record of types; a struct is a mapping."""
-    return {
-        field.name: _as_record(field.type) if pa.types.is_struct(field.type) else field.type
-        for field in schema
-    }
+    record = {}
+    for field in schema:
+        record[field.name] = field.type
+        if pa.types.is_struct(field.type):
+            record[field.name] = _as_record(field.type)
+    return record
 
 
 def _without_nulls(value: Any) -> Any:

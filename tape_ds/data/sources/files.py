@@ -28,7 +28,8 @@ from tape_ds.data.sources.opening import File
 from tape_ds.errors import Problem, UserError
 
 _PEEKED_FILES = 32
-_HEAD = 512  # bytes of a text that are decoded to check it
+# bytes of a text that are decoded to check it
+_HEAD = 512
 FROM_CSV = "make it Parquet: python -c \"import pandas; pandas.read_csv('FILE').to_parquet('NEW.parquet')\""
 _MEMBER = "zip://MEMBER::/path/of/FILE.zip"
 # first lines of one JSON value over several lines
@@ -52,9 +53,11 @@ class _Files(RowSource):
 
     def __init__(self, spec: str, field: str = "data"):
         super().__init__(spec, field)
-        self.pattern, _, self.column = (
-            self.rest.rpartition("#") if "#" in self.rest else (self.rest, "", "")
-        )
+        self.pattern = self.rest
+        self.column = ""
+        # the last of them: a path may have one too
+        if "#" in self.rest:
+            self.pattern, _, self.column = self.rest.rpartition("#")
         self.archive = _local_archive(self.pattern)
         self.remote = "://" in self.pattern and self.archive is None
         self.repair = "check the URL and the network"
@@ -62,55 +65,60 @@ class _Files(RowSource):
             self.repair = "repair the file, or leave it out of the glob"
         if self.archive is not None:
             self.pattern = f"{self.pattern.rpartition('::')[0]}::file://{self.archive}"
-        elif not self.remote:
-            self.pattern = str(paths.of(self.pattern)) if self.pattern else ""
+        elif self.pattern and not self.remote:
+            self.pattern = str(paths.of(self.pattern))
 
     def files(self) -> dict[str, File]:
         if self.archive is not None and not self.archive.is_file():
             wrong = f"there is no archive {self.archive}"
-            raise UserError(
-                self.problem(wrong, f"check the path; relative ones start at {Path.cwd()}")
-            )
+            remedy = f"check the path; relative ones start at {Path.cwd()}"
+            raise UserError(self.problem(wrong, remedy))
         try:
-            found = opening.find(self.pattern)
+            files = opening.find(self.pattern)
         except UNREADABLE as error:
             raise UserError(self.problem(f"cannot be found: {error}", self.repair)) from error
-        if self.remote and not found:
+        if self.remote and not files:
             raise UserError(self.problem("no file matches", self.repair))
-        return found
+        return files
 
     def check(self) -> list[Problem]:
         """Also look into the first files; remote ones are not searched for."""
         problems = []
         if self.needs_column and not self.column:
-            problems.append(
-                self.problem("no '#field' names the column of the text", f"write {self.form}")
-            )
+            reason = "no '#field' names the column of the text"
+            problems.append(self.problem(reason, f"write {self.form}"))
         if not self.needs_column and self.column:
             problems.append(self.problem("a text file has no '#field'", f"write {self.form}"))
-        links = list(self._check_links()) if "://" in self.pattern else []
-        problems += links
+        links: list[Problem] = []
+        if "://" in self.pattern:
+            links = list(self._check_links())
+            problems += links
         if self.remote or links:
             return problems
 
+        files: dict[str, File] = {}
         try:
-            files = self.files() if self.pattern else {}
+            if self.pattern:
+                files = self.files()
         except UserError as error:
             return [*problems, *error.problems]
         if not files:
-            wrong = "no such file"
+            reason = "no such file"
             if glob.has_magic(self.pattern):
-                wrong = "no file matches"
+                reason = "no file matches"
             remedy = f"check the path; relative ones start at {Path.cwd()}, and [[] is a bracket in a name"
             if os.path.isdir(self.pattern):
-                wrong = "a folder, not a file"
+                reason = "a folder, not a file"
                 remedy = f"name its files: {self.kind}:{self.pattern.rstrip('/')}/*"
-            problems.append(self.problem(wrong, remedy))
+            problems.append(self.problem(reason, remedy))
         for name in files:
             if not storage.is_utf8(name):
-                wrong = f"the name of the file {storage.shown(name)} is not UTF-8"
-                problems.append(self.problem(wrong, "rename it, or leave it out of the glob"))
-        for name, file in islice(files.items(), 0 if problems else _PEEKED_FILES):
+                reason = f"the name of the file {storage.shown(name)} is not UTF-8"
+                problems.append(self.problem(reason, "rename it, or leave it out of the glob"))
+        # a first problem is enough: no file is opened
+        if problems:
+            return problems
+        for name, file in islice(files.items(), _PEEKED_FILES):
             try:
                 next(self._guarded(name, self._rows(name, file, peek=True)), None)
             except UserError as error:
@@ -147,14 +155,13 @@ class _Files(RowSource):
             yield from self._guarded(name, self._rows(name, file))
 
     def shards(self, split: str) -> list[Shard]:
-        return [
-            Shard(name, partial(self._documents, name, file)) for name, file in self.files().items()
-        ]
+        files = self.files().items()
+        return [Shard(name, partial(self._documents, name, file)) for name, file in files]
 
     def _documents(self, name: str, file: File) -> Iterator[Document]:
-        return self.texts(
-            self._guarded(name, self._rows(name, file, only=None if self.by else self.column))
-        )
+        # with `by` two columns are read
+        only = None if self.by else self.column
+        return self.texts(self._guarded(name, self._rows(name, file, only=only)))
 
     def _guarded(self, name: str, rows: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
         return self.reading(rows, f"{name} cannot be read", self.repair)
@@ -163,16 +170,20 @@ class _Files(RowSource):
         """Hash names, column and the identity of each file's contents, of an archive's members that of the archive; of
         remote files the pattern, which should name a revision."""
         files = {} if self.remote else self.files()
+        read = []
         try:
             if self.archive is not None:
                 read = [*files, f"archive={file_identity(self.archive)}"]
             else:
-                read = [
-                    f"{name}={file_identity(Path(file.path))}" for name, file in files.items()
-                ] or [self.pattern]
-        except OSError as error:  # a file after those that are looked into
+                for name, file in files.items():
+                    read.append(f"{name}={file_identity(Path(file.path))}")
+        except OSError as error:
+            # a file after those that are looked into
             raise UserError(self.problem(f"cannot be read: {error}", self.repair)) from error
-        column = f"{self.column}{BY}{self.by}" if self.by else self.column
+        column = self.column
+        if self.by:
+            column += f"{BY}{self.by}"
+        read = read or [self.pattern]
         return hashlib.sha256("\0".join([self.kind, column, *read]).encode()).hexdigest()
 
     def identities(self, split: str) -> set[str]:
@@ -199,9 +210,8 @@ class TextFiles(_Files):
             text = codecs.getincrementaldecoder("utf-8-sig")().decode(raw, final=not peek)
         except UnicodeDecodeError as error:
             wrong = f"{name} is not UTF-8 (byte {error.start})"
-            self.leave_out(
-                wrong, "convert it, for example with iconv -f LATIN1 -t UTF-8 FILE > NEW"
-            )
+            remedy = "convert it, for example with iconv -f LATIN1 -t UTF-8 FILE > NEW"
+            self.leave_out(wrong, remedy)
         else:
             yield name, {self.column: text}
 
@@ -215,22 +225,19 @@ class PackageText(TextFiles):
     def __init__(self, spec: str, field: str = "data"):
         super().__init__(spec, field)
         name, _, inside = self.rest.partition("/")
-        found = None
+        package = None
         if name.isidentifier() and name != "__main__":
-            found = importlib.util.find_spec(name)
-        folders = (
-            list(found.submodule_search_locations or ()) if found is not None and inside else []
-        )
-        self.pattern = str(Path(folders[0], inside)) if folders else ""
+            package = importlib.util.find_spec(name)
+        self.pattern = ""
+        # a module of one file has no folder
+        if inside and package is not None and package.submodule_search_locations:
+            self.pattern = str(Path(package.submodule_search_locations[0], inside))
 
     def check(self) -> list[Problem]:
         if self.pattern and self.files():
             return super().check()
-        return [
-            self.problem(
-                "no installed package has this file", f"write {self.form}, or install the package"
-            )
-        ]
+        remedy = f"write {self.form}, or install the package"
+        return [self.problem("no installed package has this file", remedy)]
 
 
 class JsonLines(_Files):
@@ -248,16 +255,15 @@ class JsonLines(_Files):
         super().__init__(spec, field)
         self.column, _, self.condition = self.column.partition("?")
         self.take_by()
-        self.where = (
-            [each.partition("=") for each in self.condition.split("&")] if self.condition else []
-        )
+        self.where = []
+        if self.condition:
+            self.where = [part.partition("=") for part in self.condition.split("&")]
 
     def check(self) -> list[Problem]:
         problems = super().check()
         if not all(key and equals for key, equals, _ in self.where):
-            problems.append(
-                self.problem(f"{self.condition!r} is not a condition", f"write {self.form}")
-            )
+            reason = f"{self.condition!r} is not a condition"
+            problems.append(self.problem(reason, f"write {self.form}"))
         return problems
 
     def fingerprint(self) -> str:
@@ -280,19 +286,11 @@ class JsonLines(_Files):
                 except (ValueError, RecursionError) as error:
                     record = error
                 if not isinstance(record, dict):
-                    table = name.endswith((".csv", ".tsv"))
-                    if number == 1 and (
-                        table or isinstance(record, list) or line.strip() in _LONE_BRACKETS
-                    ):
-                        query = ".[]" if line.strip().startswith(b"[") else "."
-                        remedy = (
-                            FROM_CSV
-                            if table
-                            else f"write it so: jq -c '{query}' {name} > NEW.jsonl"
-                        )
-                        raise UserError(
-                            self.problem(f"{name} does not have one JSON object a line", remedy)
-                        )
+                    if number == 1:
+                        remedy = _other_form(name, line.strip(), record)
+                        if remedy is not None:
+                            wrong = f"{name} does not have one JSON object a line"
+                            raise UserError(self.problem(wrong, remedy))
                     if isinstance(record, Exception):
                         broken = f"not JSON ({record})"
                     else:
@@ -304,8 +302,11 @@ class JsonLines(_Files):
                     # a file may have no line of these values
                     for key, _, value in () if peek else self.where:
                         asked = key
-                        found = value_of(record, asked)
-                        wanted = value == (found if isinstance(found, str) else json.dumps(found))
+                        held = value_of(record, asked)
+                        # as JSON has it: true, 3
+                        if not isinstance(held, str):
+                            held = json.dumps(held)
+                        wanted = value == held
                         if not wanted:
                             break
                     if wanted:
@@ -319,6 +320,18 @@ class JsonLines(_Files):
                     continue
                 if wanted:
                     yield place, record
+
+
+def _other_form(name: str, line: bytes, record: Any) -> str | None:
+    """Return how to write a file so that it has one object a line, if its first line is of another form."""
+    if name.endswith((".csv", ".tsv")):
+        return FROM_CSV
+    if not isinstance(record, list) and line not in _LONE_BRACKETS:
+        return None
+    query = "."
+    if line.startswith(b"["):
+        query = ".[]"
+    return f"write it so: jq -c '{query}' {name} > NEW.jsonl"
 
 
 class ParquetFiles(_Files):
@@ -341,7 +354,6 @@ class ParquetFiles(_Files):
             self.require_column(table.schema_arrow, name)
             opening.check_columns(table.metadata)
             if not peek:
-                batches = table.iter_batches(
-                    batch_size=256, columns=None if only is None else [only]
-                )
+                columns = None if only is None else [only]
+                batches = table.iter_batches(batch_size=256, columns=columns)
                 yield from self.arrow_rows(batches, name)

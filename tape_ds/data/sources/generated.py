@@ -122,8 +122,8 @@ def check_drawn(entries: Sequence[Entry], window: int, max_steps: int) -> Iterat
     specs = specs_of(entries)
     for source in _right(specs):
         if source.options.documents is not None:
-            wrong = f"it is drawn without end, and documents={source.options.documents} is of conversations"
-            yield source.problem(wrong, f"remove documents={source.options.documents}")
+            reason = f"it is drawn without end, and documents={source.options.documents} is of conversations"
+            yield source.problem(reason, f"remove documents={source.options.documents}")
         if len(specs) > 1 and all(isinstance(entry, str) for entry in entries):
             remedy = "give every source a weight: {source: SPEC, weight: NUMBER}"
             yield source.problem("it has no end, and the sources have no weights", remedy)
@@ -136,9 +136,9 @@ def check_drawn(entries: Sequence[Entry], window: int, max_steps: int) -> Iterat
             )
         tokens = source.options.tokens
         if tokens is not None and tokens[1] > window:
-            wrong = f"its documents have up to {tokens[1]:,} tokens, and a sequence has {window:,} (window)"
+            reason = f"its documents have up to {tokens[1]:,} tokens, and a sequence has {window:,} (window)"
             least = min(tokens[0], window)
-            yield source.problem(wrong, f"write tokens={least}-{window}, or give a longer window")
+            yield source.problem(reason, f"write tokens={least}-{window}, or give a longer window")
 
 
 def check_conversations(specs: Sequence[str], max_tokens: int) -> Iterator[Problem]:

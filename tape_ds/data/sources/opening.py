@@ -31,8 +31,10 @@ from tape_ds import paths, storage
 GROWN = 2**30
 TIMES = 1000
 LONGEST = 2**30
-_HEAD = 512  # bytes that identify a file's format
-_BLOCK = 2**17  # bytes that are decompressed at a time
+# bytes that identify a file's format
+_HEAD = 512
+# bytes that are decompressed at a time
+_BLOCK = 2**17
 
 
 @dataclass(frozen=True)
@@ -186,19 +188,21 @@ def find(pattern: str) -> dict[str, File]:
     if "://" not in pattern:
         local = LocalFileSystem()
         place = PurePosixPath(pattern)
-        if os.path.isfile(place):  # an exact name, brackets included
+        # an exact name, brackets included
+        if os.path.isfile(place):
             return {place.name: File(local, str(place))}
         root = next((parent for parent in place.parents if os.path.isdir(parent)), place)
         names = glob.glob(str(place.relative_to(root)), root_dir=root, recursive=True)
-        return {
-            name: File(local, str(root / name))
-            for name in sorted(names)
-            if os.path.isfile(root / name)
-        }
+        files = {}
+        for name in sorted(names):
+            if os.path.isfile(root / name):
+                files[name] = File(local, str(root / name))
+        return files
     filesystem, path = url_to_fs(pattern)
     names = filesystem.glob(path) if glob.has_magic(path) else [path]
     names = [name for name in names if name == path or not filesystem.isdir(name)]
-    place = PurePosixPath(path)  # a root folder has none above it
+    # a root folder has none above it
+    place = PurePosixPath(path)
     root = next((parent for parent in place.parents if not glob.has_magic(str(parent))), place)
     return {
         PurePosixPath(name).relative_to(root).as_posix(): File(filesystem, name)

@@ -81,7 +81,8 @@ class StandardLibrary(Source):
         return {f"stdlib:{shard.name}" for shard in self.shards(split)}
 
 
-@functools.cache  # a recipe asks for them several times
+# a recipe asks for them several times
+@functools.cache
 def files_of_python() -> dict[str, Path]:
     """Return relative posix path -> file, sorted; empty if Python is installed without its sources."""
     root = sysconfig.get_path("stdlib")

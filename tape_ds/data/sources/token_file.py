@@ -24,23 +24,33 @@ from tape_ds.errors import Problem, UserError, redacted
 
 FORMAT = 1
 WIDTHS: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
-BARE = "uint16"  # the width of a file without a record
-_CHECKED = 65_536  # ids at the beginning of a file that are checked before it is read
-_HIGH = 16  # upper halves of 32-bit ids are below this: no vocabulary has 2^20 entries
-_ENOUGH = 64  # ids that are not mostly below ``_HIGH`` by chance
-_MOSTLY = 0.9  # a header of some other format may precede them
+# the width of a file without a record
+BARE = "uint16"
+# ids at the beginning of a file that are checked before it is read
+_CHECKED = 65_536
+# upper halves of 32-bit ids are below this: no vocabulary has 2^20 entries
+_HIGH = 16
+# ids that are not mostly below ``_HIGH`` by chance
+_ENOUGH = 64
+# a header of some other format may precede them
+_MOSTLY = 0.9
 
 
 @dataclass(frozen=True)
 class TokenFileRecord:
-    width: str  # a name of `WIDTHS`
+    # a name of `WIDTHS`
+    width: str
     tokens: int
     documents: int
-    tokenizer: str  # fingerprint, see `tokenizer_fingerprint`
-    vocabulary: int  # entries of the tokenizer
+    # fingerprint, see `tokenizer_fingerprint`
+    tokenizer: str
+    # entries of the tokenizer
+    vocabulary: int
     sha256: str
-    sources: dict[str, str]  # fingerprints of the documents' sources by spec
-    choice: dict[str, Any]  # the rule by which documents were chosen from the sources
+    # fingerprints of the documents' sources by spec
+    sources: dict[str, str]
+    # the rule by which documents were chosen from the sources
+    choice: dict[str, Any]
     format: int = FORMAT
 
 
@@ -55,7 +65,8 @@ def read_record(path: Path) -> TokenFileRecord | None:
         return None
     try:
         found = TokenFileRecord(**json.loads(record.read_text(encoding="utf-8")))
-    except TypeError as error:  # other fields
+    except TypeError as error:
+        # other fields
         raise ValueError(f"{record.name} is of another format than {FORMAT}") from error
     if found.format != FORMAT or found.width not in WIDTHS or not isinstance(found.tokens, int):
         raise ValueError(f"{record.name} is of another format than {FORMAT}")
@@ -127,10 +138,10 @@ class TokenFile(TokenSource):
         """Also look for other formats, and for ids wider than 16 bits, in a file without a record."""
         # unlike Path.is_file, False for a name that is too long
         if not self.rest or not os.path.isfile(self.path):
-            wrong = (
+            reason = (
                 "a folder, not a file" if self.rest and os.path.isdir(self.path) else "no such file"
             )
-            return [self.problem(wrong, f"check the path; relative ones start at {Path.cwd()}")]
+            return [self.problem(reason, f"check the path; relative ones start at {Path.cwd()}")]
         try:
             record = read_record(self.path)
         except (OSError, ValueError) as error:
@@ -141,15 +152,15 @@ class TokenFile(TokenSource):
             ]
         width, size = WIDTHS[record.width if record else BARE], self.path.stat().st_size
         if record is not None and size != record.tokens * width.itemsize:
-            wrong = f"{size:,} bytes, where its record has {record.tokens:,} ids of {width.itemsize} bytes"
-            return [self.problem(wrong, "write it again")]
+            reason = f"{size:,} bytes, where its record has {record.tokens:,} ids of {width.itemsize} bytes"
+            return [self.problem(reason, "write it again")]
         if record is None and (others := list(self._other_contents(size))):
             return others
         if size == 0:
             return [self.problem("the file is empty", "write it again, or leave it out")]
         if size % width.itemsize != 0:
-            wrong = f"{size:,} bytes are not a multiple of {width.itemsize}, the bytes of an id"
-            return [self.problem(wrong, "bin: reads unsigned 16-bit token ids; write them so")]
+            reason = f"{size:,} bytes are not a multiple of {width.itemsize}, the bytes of an id"
+            return [self.problem(reason, "bin: reads unsigned 16-bit token ids; write them so")]
         return []
 
     def _other_contents(self, size: int) -> Iterator[Problem]:

@@ -24,9 +24,12 @@ from tape_ds.data.sources import token_headers
 from tape_ds.data.sources.token_table import Border, TokenTable
 
 WIDTHS = ("uint8", "uint16", "uint32", "uint64", "int32", "int64")
-_LINE = 2**16  # bytes of a line of OLMo's metadata
-_VOCABULARY = 2**18 + 2**10  # more entries than vocabularies have
-_LARGEST = 2**24  # an id from here on is none: it is a sign of another width, or of a header
+# bytes of a line of OLMo's metadata
+_LINE = 2**16
+# more entries than vocabularies have
+_VOCABULARY = 2**18 + 2**10
+# an id from here on is none: it is a sign of another width, or of a header
+_LARGEST = 2**24
 
 
 class RefusedError(ValueError):
@@ -41,8 +44,10 @@ class RefusedError(ValueError):
 class TokenOptions:
     """The settings that a spec gives for its files."""
 
-    width: str | None = None  # a name of `WIDTHS`
-    column: str | None = None  # of MDS
+    # a name of `WIDTHS`
+    width: str | None = None
+    # of MDS
+    column: str | None = None
 
 
 class TokenFormat(ABC):
@@ -103,13 +108,13 @@ class Megatron(TokenFormat):
         head = _head(index)
         begin = 34
         if len(head) < begin or not head.startswith(token_headers.MEGATRON_INDEX):
-            other = token_headers.format_of(head, index.stat().st_size)
             if head.startswith(token_headers.MEGATRON_INDEX):
                 raise ValueError(f"{index.name} ends within its header")
-            raise ValueError(
-                f"{index.name} is no index of Megatron"
-                + (f": it begins as {other}" if other else "")
-            )
+            reason = f"{index.name} is no index of Megatron"
+            other = token_headers.format_of(head, index.stat().st_size)
+            if other:
+                reason += f": it begins as {other}"
+            raise ValueError(reason)
         version, code, sequences, documents = struct.unpack_from("<QBQQ", head, 9)
         if version != 1:
             raise ValueError(f"{index.name} is of version {version}, and 1 is read")
@@ -119,10 +124,10 @@ class Megatron(TokenFormat):
         size = begin + 12 * sequences + 8 * documents
         found = index.stat().st_size
         if found == size + sequences and sequences:
-            wrong = (
+            reason = (
                 f"{index.name} has a mode for every sequence: several media, and text alone is read"
             )
-            raise RefusedError(wrong, "write it without modes (multimodal=False)")
+            raise RefusedError(reason, "write it without modes (multimodal=False)")
         if found != size:
             raise ValueError(
                 f"{index.name} has {found:,} bytes, where its header asks for {size:,}"
@@ -144,8 +149,8 @@ class Megatron(TokenFormat):
                 f"the documents of {index.name} are not those of its {sequences:,} sequences"
             )
         if data.stat().st_size != int(ends[-1]) * dtype.itemsize:
-            wrong = f"{data.name} has {data.stat().st_size:,} bytes, where its index has {int(ends[-1]):,} ids"
-            raise ValueError(f"{wrong} of {dtype.itemsize}")
+            reason = f"{data.name} has {data.stat().st_size:,} bytes, where its index has {int(ends[-1]):,} ids"
+            raise ValueError(f"{reason} of {dtype.itemsize}")
         at = np.asarray(borders[1:])
         return dtype, np.where(at > 0, ends[at - 1], 0)
 
@@ -163,8 +168,11 @@ class Datatrove(TokenFormat):
         return TokenTable(_mapped(path, dtype), ends)
 
     def tokenizer(self, path: Path) -> str | None:
-        name = self._metadata(path)[0]
-        return None if name in ("", "Unknown Tokenizer") else name
+        name, _ = self._metadata(path)
+        # datatrove's own word where it was told none
+        if name in ("", "Unknown Tokenizer"):
+            return None
+        return name
 
     def _read(self, path: Path, options: TokenOptions) -> tuple[np.dtype[Any], np.ndarray]:
         index = _beside(path, ".index")
@@ -209,7 +217,9 @@ class Datatrove(TokenFormat):
         with file.open("rb") as opened:
             line = opened.readline(_LINE).decode("utf-8", errors="replace").strip()
         name, _, width = line.rpartition("|")
-        return name, int(width) if width.isdecimal() and len(width) < 4 else None
+        if width.isdecimal() and len(width) < 4:
+            return name, int(width)
+        return name, None
 
 
 class LlmC(TokenFormat):
@@ -240,11 +250,15 @@ class LlmC(TokenFormat):
         token = self.KINDS[tokenizer][2]
         dtype, tokens = self._header(path)
         looked = np.fromfile(path, dtype, min(tokens, 2**20), offset=self.BEGIN)
-        return Border(token, begins=True) if (looked == token).any() else None
+        if (looked == token).any():
+            return Border(token, begins=True)
+        return None
 
     def tokenizer(self, path: Path) -> str | None:
-        found = token_headers.llm_c_header(_head(path))
-        return found[0] if found else None
+        header = token_headers.llm_c_header(_head(path))
+        if header is None:
+            return None
+        return header[0]
 
     def _header(self, path: Path) -> tuple[np.dtype[Any], int]:
         found = token_headers.llm_c_header(_head(path))
@@ -285,9 +299,9 @@ class Numpy(TokenFormat):
             raise ValueError(
                 f"{path.name} holds {array.dtype} ({shape}), not whole numbers of one or two axes"
             )
-        rest = (
-            path.stat().st_size - array.offset - array.nbytes if isinstance(array, np.memmap) else 0
-        )
+        rest = 0
+        if isinstance(array, np.memmap):
+            rest = path.stat().st_size - array.offset - array.nbytes
         if rest:
             wrong = f"{rest:,} bytes follow its array, such as another one that was saved into the same file"
             raise RefusedError(wrong, "save each array into a file of its own")
@@ -315,8 +329,8 @@ class Bare(TokenFormat):
         dtype, _ = self._read(path, options)
         size = path.stat().st_size
         if size % dtype.itemsize:
-            wrong = f"its ids are not {dtype.name}: {size:,} bytes are not a multiple of {dtype.itemsize}"
-            raise RefusedError(wrong, "give the width that it was written with")
+            reason = f"its ids are not {dtype.name}: {size:,} bytes are not a multiple of {dtype.itemsize}"
+            raise RefusedError(reason, "give the width that it was written with")
         ids = np.fromfile(path, dtype, token_headers.HEAD // dtype.itemsize)
         sign = _other_width(ids) or token_headers.many_zeros(ids)
         if sign is None and dtype.itemsize <= 2:
@@ -324,9 +338,9 @@ class Bare(TokenFormat):
         elif sign is None:
             sign = token_headers.counts_its_rest(_mapped(path, dtype))
         if sign is not None:
-            wrong = f"its ids are not {dtype.name}, or it has a header that is not known ({sign})"
+            reason = f"its ids are not {dtype.name}, or it has a header that is not known ({sign})"
             raise RefusedError(
-                wrong,
+                reason,
                 "give the width that it was written with; or save the ids alone with numpy.save",
             )
         if int(ids.min()) < 0:
@@ -335,7 +349,9 @@ class Bare(TokenFormat):
     def table(self, path: Path, options: TokenOptions) -> TokenTable:
         dtype, ends = self._read(path, options)
         ids = _mapped(path, dtype)
-        return TokenTable.of_one_row(ids) if ends is None else TokenTable(ids, ends)
+        if ends is None:
+            return TokenTable.of_one_row(ids)
+        return TokenTable(ids, ends)
 
     def _read(self, path: Path, options: TokenOptions) -> tuple[np.dtype[Any], np.ndarray | None]:
         listing = _olmo_listing(path)
@@ -364,7 +380,9 @@ class Bare(TokenFormat):
 
 def _olmo_listing(path: Path) -> Path | None:
     listing = path.with_name(path.name.removesuffix(".npy") + ".csv.gz")
-    return listing if path.suffix == ".npy" and listing.is_file() else None
+    if path.suffix == ".npy" and listing.is_file():
+        return listing
+    return None
 
 
 def _olmo_ends(listing: Path, most: int) -> np.ndarray:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-HEAD = 4096  # bytes at the beginning that are looked at
+# bytes at the beginning that are looked at
+HEAD = 4096
 NUMPY = b"\x93NUMPY"
 MEGATRON_INDEX = b"MMIDIDX\x00\x00"
 # magic number of llm.c's token files -> the tokenizer it names
@@ -79,13 +80,17 @@ _MAGIC: tuple[tuple[int, bytes, str], ...] = (
     (0, b"version https://git-lfs.github.com/spec/", "a git-lfs pointer"),
     (0, b"\xef\xbb\xbf", "a text with a byte order mark"),
 )
-_COUNTED_IN = 32  # bytes at the beginning in which a header's count is looked for
-_FEWEST = 64  # smaller counts are small numbers, as a file of few ids has them
-_HEADERS = (*range(4, 41), 64, 128, 256, 512, 1024, 2048, 4096)  # sizes that headers have
+# bytes at the beginning in which a header's count is looked for
+_COUNTED_IN = 32
+# smaller counts are small numbers, as a file of few ids has them
+_FEWEST = 64
+# sizes that headers have
+_HEADERS = (*range(4, 41), 64, 128, 256, 512, 1024, 2048, 4096)
 _PICKLED = tuple(
     b"\x80" + bytes([version, operation]) for version in (2, 3) for operation in b"]}(cX"
 )
-_PRINTED = frozenset(range(32, 127)) | {9, 10, 13}  # bytes of plain text
+# bytes of plain text
+_PRINTED = frozenset(range(32, 127)) | {9, 10, 13}
 
 
 def format_of(head: bytes, size: int) -> str | None:
@@ -187,7 +192,9 @@ def llm_c_header(head: bytes) -> tuple[str, int, int] | None:
     if len(head) < 12:
         return None
     magic, version, tokens = struct.unpack_from("<3i", head)
-    return (LLM_C[magic], version, tokens) if magic in LLM_C else None
+    if magic not in LLM_C:
+        return None
+    return LLM_C[magic], version, tokens
 
 
 def _begins_with(head: bytes, form: str) -> int:

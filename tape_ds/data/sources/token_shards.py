@@ -21,7 +21,8 @@ from tape_ds.data.sources.token_formats import RefusedError, TokenFormat, TokenO
 from tape_ds.data.sources.token_table import TokenTable
 
 INDEX = "index.json"
-_LARGEST = 2**32  # bytes of a shard: its offsets have 32 bits
+# bytes of a shard: its offsets have 32 bits
+_LARGEST = 2**32
 # MDS's names, and those of Arrow
 _CODECS = {"zstd": "zstd", "gz": "gzip", "bz2": "bz2", "br": "brotli"}
 
@@ -54,7 +55,8 @@ class _Shards(TokenFormat):
 class Mds(_Shards):
     name = "MDS"
     takes = ("width", "column")
-    USUAL = ("tokens", "input_ids")  # names of a column of ids, where there are several columns
+    # names of a column of ids, where there are several columns
+    USUAL = ("tokens", "input_ids")
     # codes of a type that stands in front of every row
     TYPES: ClassVar[dict[int, str]] = {
         8: "u1",
@@ -144,18 +146,20 @@ class Mds(_Shards):
                 )
         if wanted not in known:
             sought = f"no column {wanted!r}" if wanted else "no column"
-            wrong = f"{sought} of arrays or bytes (columns: {', '.join(names)})"
+            reason = f"{sought} of arrays or bytes (columns: {', '.join(names)})"
             raise RefusedError(
-                wrong,
+                reason,
                 "name a column of token ids; a column of texts is tokenised from jsonl: or parquet:",
             )
         number: int = names.index(wanted)
         if encodings[number] == "bytes" and options.width is None:
-            wrong = f"its column {wanted!r} is bytes, and nothing says how wide an id is in them"
-            raise RefusedError(wrong, "write the width after #: int64 where llm-foundry wrote them")
+            reason = f"its column {wanted!r} is bytes, and nothing says how wide an id is in them"
+            raise RefusedError(
+                reason, "write the width after #: int64 where llm-foundry wrote them"
+            )
         if encodings[number] != "bytes" and options.width is not None:
-            wrong = f"its column {wanted!r} has a type, {encodings[number]}, and {options.width} is given"
-            raise RefusedError(wrong, f"remove {options.width}")
+            reason = f"its column {wanted!r} has a type, {encodings[number]}, and {options.width} is given"
+            raise RefusedError(reason, f"remove {options.width}")
         kind = encodings[number].split(":")
         if len(kind) > 1 and not kind[1].startswith(("int", "uint")):
             raise ValueError(f"its column {wanted!r} holds {kind[1]}, not whole numbers")
@@ -284,7 +288,8 @@ def _entries(folder: Path, kind: _Shards) -> dict[str, dict[str, Any]]:
     return _listed(folder / INDEX, (folder / INDEX).stat().st_mtime_ns, kind.name)
 
 
-@lru_cache(maxsize=8)  # every shard asks for its entry
+# every shard asks for its entry
+@lru_cache(maxsize=8)
 def _listed(file: Path, changed: int, name: str) -> dict[str, dict[str, Any]]:
     (kind,) = (each for each in KINDS if each.name == name)
     try:
@@ -299,7 +304,8 @@ def _listed(file: Path, changed: int, name: str) -> dict[str, dict[str, Any]]:
 
 
 def _entry(path: Path, kind: _Shards) -> dict[str, Any]:
-    for folder in path.parents:  # a merged index names shards of folders below it
+    # a merged index names shards of folders below it
+    for folder in path.parents:
         if (folder / INDEX).is_file():
             entries = _entries(folder, kind)
             name = path.relative_to(folder).as_posix()

@@ -7,7 +7,8 @@ import numpy as np
 
 PART_TOKENS = 2**24
 """Tokens of a part of a file, which streams read separately; decides their order."""
-_BLOCK = 2**22  # ids in which a border is looked for at a time
+# ids in which a border is looked for at a time
+_BLOCK = 2**22
 
 
 @dataclass(frozen=True)

@@ -43,26 +43,25 @@ _LLM_C = LlmC()
 _NUMPY = Numpy()
 _BARE = Bare()
 _BESIDE = (".ds.index", ".ds.metadata", ".ds.loss")
-_NAMED = 5  # files that messages list
-_DIGITS = 19  # of a number of 64 bits
+# files that messages list
+_NAMED = 5
+# of a number of 64 bits
+_DIGITS = 19
 _ENDS = "end=eos (documents end with the tokenizer's EOS), end=ID, begin=ID or end=file (a file is one document)"
 # errors that a damaged file, or an index of other contents, raises
 _DAMAGED = (
-    *(
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        IndexError,
-        OverflowError,
-        EOFError,
-    ),
-    # of a damaged .csv.gz, of a header of numpy's that breaks off
-    *(
-        zlib.error,
-        tokenize.TokenError,
-    ),
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    IndexError,
+    OverflowError,
+    EOFError,
+    # of a damaged .csv.gz
+    zlib.error,
+    # of a header of numpy's that breaks off
+    tokenize.TokenError,
 )
 
 
@@ -70,7 +69,8 @@ _DAMAGED = (
 class Unit:
     """A file, or a file with its index, that holds rows of ids."""
 
-    name: str  # its path below the spec's fixed part
+    # its path below the spec's fixed part
+    name: str
     format: TokenFormat
     path: Path
 
@@ -90,14 +90,20 @@ class TokenCorpus(TokenSource):
 
     def __init__(self, spec: str, field: str = "data"):
         super().__init__(spec, field)
-        place, _, given = self.rest.rpartition("#") if "#" in self.rest else (self.rest, "", "")
+        place = self.rest
+        given = ""
+        if "#" in place:
+            place, _, given = place.rpartition("#")
         self.place = place
         self.path = Path(os.path.expanduser(place))
         self.given = given
         self.width: str | None = None
         self.named: dict[str, str] = {}
         self.wrong: list[str] = []
-        for option in given.split("&") if given else []:
+        for option in given.split("&"):
+            # nothing after a #, or no # at all
+            if not given:
+                break
             name, equals, value = option.partition("=")
             if not equals and name in WIDTHS and self.width is None:
                 self.width = name
@@ -130,52 +136,45 @@ class TokenCorpus(TokenSource):
             remedy = f"write a width ({', '.join(WIDTHS)}), end=, begin= or column=, each once, joined by &"
             yield self.problem(f"{option!r} is no option of it", remedy)
         if "end" in self.named and "begin" in self.named:
-            yield self.problem(
-                "end and begin are given, and one of them divides documents", "remove one"
-            )
+            reason = "end and begin are given, and one of them divides documents"
+            yield self.problem(reason, "remove one")
         for name, words in {"end": ("eos", "file"), "begin": ()}.items():
             value = self.named.get(name)
-            is_id = (
-                value is not None
-                and value.isascii()
-                and value.isdecimal()
-                and len(value) <= _DIGITS
-            )
-            if value is not None and value not in words and not is_id:
+            if value is None or value in words:
+                continue
+            is_id = value.isascii() and value.isdecimal() and len(value) <= _DIGITS
+            if not is_id:
                 yield self.problem(f"{name}={value} is no token id", f"write {_ENDS}")
 
     def _check_unit(self, unit: Unit) -> Iterator[Problem]:
         kind = unit.format
-        for name, value in {"width": self.width, "column": self.named.get("column")}.items():
+        column = self.named.get("column")
+        given = {"width": (self.width, self.width), "column": (column, f"column={column}")}
+        for name, (value, written) in given.items():
             if value is not None and name not in kind.takes:
-                wrong = f"{unit.name} is {kind.name}, which has no {name} to choose"
-                yield self.problem(
-                    wrong, f"remove {value if name == 'width' else f'column={value}'}"
-                )
+                reason = f"{unit.name} is {kind.name}, which has no {name} to choose"
+                yield self.problem(reason, f"remove {written}")
                 return
         if kind is _BARE and self.width is None and kind.files(unit.path) == [unit.path]:
-            wrong = (
+            reason = (
                 f"{unit.name} has no header that is known, and nothing says how wide its ids are"
             )
             remedy = f"if it holds ids alone, write {self.kind}:{self.path}#uint16&end=eos, or uint32, as they are"
-            yield self.problem(wrong, remedy)
+            yield self.problem(reason, remedy)
             return
         try:
             kind.check(unit.path, self.options)
-            undivided = not kind.has_documents(unit.path) and not self.named.keys() & {
-                "end",
-                "begin",
-            }
-            if undivided and kind.border(unit.path) is None:
-                wrong = f"{unit.name} is {kind.name}, and nothing says where documents end"
+            divides = kind.has_documents(unit.path) or bool(self.named.keys() & {"end", "begin"})
+            if not divides and kind.border(unit.path) is None:
+                reason = f"{unit.name} is {kind.name}, and nothing says where documents end"
                 remedy = f"add {_ENDS}: {self.kind}:{self._with('end=eos')}"
                 if kind is _LLM_C:
-                    wrong = f"{unit.name} is {kind.name}, and its first documents do not begin with its token"
+                    reason = f"{unit.name} is {kind.name}, and its first documents do not begin with its token"
                     whole = f"{self.kind}:{self._with('end=file')}"
                     remedy = (
                         f"add begin=ID, the token that each begins with, or read it as one: {whole}"
                     )
-                yield self.problem(wrong, remedy)
+                yield self.problem(reason, remedy)
         except _DAMAGED as error:
             yield self._unreadable(unit.name, error)
 
@@ -185,61 +184,59 @@ class TokenCorpus(TokenSource):
     def _unreadable(self, name: str, error: BaseException) -> Problem:
         if isinstance(error, RefusedError):
             return self.problem(f"{name}: {error}", error.remedy)
-        said = (
-            str(error)
-            if isinstance(error, OSError | ValueError)
-            else f"its header or index is damaged ({error!r})"
-        )
-        return self.problem(
-            f"{name} cannot be read: {said}", "repair the file, or leave it out of the glob"
-        )
+        reason = f"its header or index is damaged ({error!r})"
+        # these have a sentence
+        if isinstance(error, OSError | ValueError):
+            reason = str(error)
+        remedy = "repair the file, or leave it out of the glob"
+        return self.problem(f"{name} cannot be read: {reason}", remedy)
 
     def units(self) -> list[Unit]:
         """Return all files in the order of their names; raise :class:`UserError` if there are none, or others."""
-        found: dict[Path, Unit] = {}
+        by_path: dict[Path, Unit] = {}
         problems: list[Problem] = []
         for name, path in self._matches():
             try:
                 for unit in self._units_of(name, path):
-                    found.setdefault(unit.path, unit)
+                    by_path.setdefault(unit.path, unit)
             except UserError as error:
                 problems += error.problems
             except _DAMAGED as error:
                 problems.append(self._unreadable(name or path.name, error))
         if problems:
             raise UserError(problems[:_NAMED])
-        return list(found.values())
+        return list(by_path.values())
 
     def _matches(self) -> list[tuple[str, Path]]:
         """Return (name, path) of the files and folders that the spec names, by name; a single folder is "", so that
         names are the same wherever it is copied."""
         place = self.path
         if "://" in str(self.rest):
-            raise UserError(
-                self.problem(
-                    "token files are mapped into memory, and a URL cannot be", "copy them here"
-                )
-            )
+            reason = "token files are mapped into memory, and a URL cannot be"
+            raise UserError(self.problem(reason, "copy them here"))
         if os.path.exists(place):
             return [("" if place.is_dir() else place.name, place)]
-        index = place.with_name(place.name + ".idx") if place.name else place
+        # a prefix of Megatron
+        index = f"{place}.idx"
         if place.name and os.path.isfile(index):
-            return [(index.name, index)]
+            return [(f"{place.name}.idx", Path(index))]
         root = next((parent for parent in place.parents if os.path.isdir(parent)), Path())
         below = str(place.relative_to(root))
         names = glob.glob(below, root_dir=root, recursive=True)
         # prefixes of Megatron
-        names += [] if names else glob.glob(f"{below}.idx", root_dir=root, recursive=True)
-        names.sort()
-        matches = [(name, root / name) for name in names]
-        files = [
-            (name, path) for name, path in matches if path.is_file() or (path / INDEX).is_file()
-        ]
+        if not names:
+            names = glob.glob(f"{below}.idx", root_dir=root, recursive=True)
+        files = []
+        for name in sorted(names):
+            path = root / name
+            if path.is_file() or (path / INDEX).is_file():
+                files.append((name, path))
         if not files:
-            wrong = "no file matches" if glob.has_magic(str(place)) else "no such file or folder"
-            raise UserError(
-                self.problem(wrong, f"check the path; relative ones start at {Path.cwd()}")
-            )
+            wrong = "no such file or folder"
+            if glob.has_magic(str(place)):
+                wrong = "no file matches"
+            remedy = f"check the path; relative ones start at {Path.cwd()}"
+            raise UserError(self.problem(wrong, remedy))
         return files
 
     def _units_of(self, name: str, path: Path) -> Iterator[Unit]:
@@ -250,14 +247,10 @@ class TokenCorpus(TokenSource):
             for shard in kind.shards(path):
                 yield Unit(_joined(name, shard.relative_to(path).as_posix()), kind, shard)
         else:
-            files = sorted(
-                file for file in path.iterdir() if file.suffix in (".ds", ".idx", ".bin", ".npy")
-            )
-            units = [
-                self._unit_of_file(_joined(name, file.name), file)
-                for file in files
-                if file.is_file()
-            ]
+            units = []
+            for file in sorted(path.iterdir()):
+                if file.suffix in (".ds", ".idx", ".bin", ".npy") and file.is_file():
+                    units.append(self._unit_of_file(_joined(name, file.name), file))
             kinds = sorted({unit.format.name for unit in units})
             if len(kinds) != 1:
                 wrong = f"a folder with token files of {len(kinds)} kinds ({', '.join(kinds)}), and without {INDEX}"
@@ -318,9 +311,13 @@ class TokenCorpus(TokenSource):
         if end == "eos" and self.eos is None:
             remedy = "write end=ID with the token that documents end with"
             raise UserError(self.problem("end=eos is given, and the tokenizer has no EOS", remedy))
+        if end == "eos" and self.eos is not None:
+            return Border(self.eos)
         if end is not None:
-            return Border(int(self.eos if end == "eos" else end))  # type: ignore[arg-type]
-        return None if unit.format.has_documents(unit.path) else unit.format.border(unit.path)
+            return Border(int(end))
+        if unit.format.has_documents(unit.path):
+            return None
+        return unit.format.border(unit.path)
 
     def _rows(self, unit: Unit, part: int) -> Iterator[tuple[str, np.ndarray]]:
         border = self._border(unit)
@@ -349,8 +346,8 @@ class TokenCorpus(TokenSource):
         return None
 
     def made_with(self) -> str | None:
-        found = {unit.format.tokenizer(unit.path) for unit in self.units()}
-        return ", ".join(sorted(name for name in found if name is not None)) or None
+        names = {unit.format.tokenizer(unit.path) for unit in self.units()}
+        return ", ".join(sorted(name for name in names if name is not None)) or None
 
     def fingerprint(self) -> str:
         """Hash the options, and names, formats and identities (:func:`file_identity`) of all files and indexes."""
@@ -369,17 +366,18 @@ class TokenCorpus(TokenSource):
                 yield (folder / INDEX).resolve()
 
     def identities(self, split: str) -> set[str]:
-        return {
-            file.resolve().as_posix()
-            for unit in self.units()
-            for file in unit.format.files(unit.path)
-        }
+        identities = set()
+        for unit in self.units():
+            for file in unit.format.files(unit.path):
+                identities.add(file.resolve().as_posix())
+        return identities
 
 
 def _has_record(path: Path) -> bool:
     try:
         return token_file.read_record(path) is not None
-    except (OSError, ValueError):  # of something else
+    except (OSError, ValueError):
+        # of something else
         return False
 
 
@@ -392,15 +390,15 @@ def _opened(
 
 
 def _state(unit: Unit) -> tuple[int, ...]:
-    found: list[int] = []
+    state: list[int] = []
     for file in unit.format.files(unit.path):
         status = file.stat()
-        found += [status.st_size, status.st_mtime_ns]
-    return tuple(found)
+        state += [status.st_size, status.st_mtime_ns]
+    return tuple(state)
 
 
 def _joined(folder: str, name: str) -> str:
-    return f"{folder}/{name}" if folder else name
+    return "/".join(filter(None, (folder, name)))
 
 
 def _renamed(name: str, path: Path) -> str:

@@ -5,6 +5,7 @@ a weight, ``[{"source": "stdlib", "weight": 3}, {"source": "text:a.txt", "weight
 tokens are from the first, whatever their sizes. Only the proportions of weights matter.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,13 +14,19 @@ from tape_ds.errors import Problem
 # a data spec, or {"source": SPEC, "weight": NUMBER}
 Entry = str | Mapping[str, Any]
 
-LARGEST = 2**63  # far below where a sum of weights would overflow
+# far below where a sum of weights would overflow
+LARGEST = 2**63
 
 
 def specs_of(entries: Sequence[Entry]) -> list[str]:
     """Return the data specs of a list, weighted or not; entries without one are left out."""
-    specs = [entry.get("source") if isinstance(entry, Mapping) else entry for entry in entries]
-    return [spec for spec in specs if isinstance(spec, str)]
+    specs = []
+    for entry in entries:
+        spec = entry.get("source") if isinstance(entry, Mapping) else entry
+        # what is no text is refused by the check
+        if isinstance(spec, str):
+            specs.append(spec)
+    return specs
 
 
 def shares_of(entries: Sequence[Entry]) -> list[float] | None:
@@ -34,47 +41,42 @@ def described(entries: Sequence[Entry]) -> str:
     shares = shares_of(entries)
     if shares is None:
         return ", ".join(specs)
-    return ", ".join(f"{percent(share)} {spec}" for spec, share in zip(specs, shares, strict=True))
+    return ", ".join(map("{} {}".format, map(percent, shares), specs))
 
 
 def percent(share: float) -> str:
     return f"{100 * share:.4g} %"
 
 
+def is_weighted(entries: Sequence[Entry]) -> bool:
+    return any(isinstance(entry, Mapping) for entry in entries)
+
+
 def check(entries: Sequence[Entry], field: str) -> Iterator[Problem]:
-    if not any(isinstance(entry, Mapping) for entry in entries):
+    if not is_weighted(entries):
         return
     for entry in entries:
         if not isinstance(entry, Mapping):
-            wrong = "no weight, and other sources have one"
-            yield Problem(
-                field,
-                entry,
-                wrong,
-                f"write {{source: {entry}, weight: NUMBER}}, or give none a weight",
-            )
+            reason = "no weight, and other sources have one"
+            remedy = f"write {{source: {entry}, weight: NUMBER}}, or give none a weight"
+            yield Problem(field, entry, reason, remedy)
             continue
         weight = entry.get("weight")
         if entry.keys() != {"source", "weight"} or not isinstance(entry["source"], str):
-            yield Problem(
-                field, entry, "not a source with a weight", "write {source: SPEC, weight: NUMBER}"
-            )
-        elif (
-            not isinstance(weight, int | float)
-            or isinstance(weight, bool)
-            or not 0 < weight < LARGEST
-        ):
+            remedy = "write {source: SPEC, weight: NUMBER}"
+            yield Problem(field, entry, "not a source with a weight", remedy)
+        # True is no number here
+        elif not isinstance(weight, int | float) or weight is True or not 0 < weight < LARGEST:
             remedy = "give a number such as 0.3; to read nothing of a source, remove it"
             yield Problem(field, entry, "its weight is not a number above 0", remedy)
-    specs = specs_of(entries)
-    for spec in dict.fromkeys(spec for spec in specs if specs.count(spec) > 1):
-        yield Problem(
-            field, spec, "listed more than once", "give it once, with the sum of the weights"
-        )
+    for spec, count in Counter(specs_of(entries)).items():
+        if count > 1:
+            remedy = "give it once, with the sum of the weights"
+            yield Problem(field, spec, "listed more than once", remedy)
 
 
 def check_steps(entries: Sequence[Entry], max_steps: int) -> Iterator[Problem]:
     """Yield a problem if the number of steps is unknown: sources with weights have separate epochs."""
-    if max_steps <= 0 and any(isinstance(entry, Mapping) for entry in entries):
-        wrong = "sources with weights in train_data have no epoch in common"
-        yield Problem("max_steps", max_steps, wrong, "give the number of steps")
+    if max_steps <= 0 and is_weighted(entries):
+        reason = "sources with weights in train_data have no epoch in common"
+        yield Problem("max_steps", max_steps, reason, "give the number of steps")

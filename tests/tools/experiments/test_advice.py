@@ -8,7 +8,7 @@ from scipy import stats
 from tape_ds import results
 from tape_ds.scoring.span_losses import SpanLosses
 from tools.experiment import statistics
-from tools.experiments import advice
+from tools.experiments import advice, advice_runs
 
 METHODS = advice.PARTS["methods"]
 SPAN, TEXTS = 2048, ("a.py", "b.json")
@@ -54,9 +54,9 @@ def runs(tmp_path):
 
 
 def test_claims_are_paired_t_tests_with_holm_over_both_figures(runs):
-    arms = advice.arms_of(METHODS, advice.read(runs))
+    arms = advice.arms_of(METHODS, advice.read_runs(runs))
     for figure, seeds in ((advice.LOSS, [0, 1, 2]), (advice.KEYS, [0, 1, 2])):
-        counted = advice.counted(METHODS, arms, figure)
+        counted = advice_runs.counted(METHODS, arms, figure)
         assert {arm: list(of_seed) for arm, of_seed in counted.items()} == {
             "yarn": [0]
         } | dict.fromkeys(FIGURES, seeds)
@@ -89,9 +89,9 @@ def test_the_page_has_every_arm_claim_and_the_picture(runs, tmp_path):
 
 def test_a_seed_that_was_not_asked_counts_for_the_loss_alone(runs):
     (runs / "lora_seed_2" / "evaluation" / "multikey" / "passkey.json").unlink()
-    arms = advice.arms_of(METHODS, advice.read(runs))
+    arms = advice.arms_of(METHODS, advice.read_runs(runs))
     seeds = {
-        figure: list(advice.counted(METHODS, arms, figure)["norms"])
+        figure: list(advice_runs.counted(METHODS, arms, figure)["norms"])
         for figure in (advice.LOSS, advice.KEYS)
     }
     assert seeds == {advice.LOSS: [0, 1, 2], advice.KEYS: [0, 1]}
@@ -102,9 +102,9 @@ def test_a_seed_that_was_not_asked_counts_for_the_loss_alone(runs):
 
 def test_a_part_without_questions_claims_of_the_loss_alone(runs, tmp_path):
     family = replace(advice.PARTS["family"], native=METHODS.native, target=METHODS.target)
-    arms = advice.arms_of(family, advice.read(runs))
+    arms = advice.arms_of(family, advice.read_runs(runs))
     claims = advice.claims_of(family, arms)
-    assert [(claim.arm, claim.against) for claim in claims] == list(advice.FIRST)
+    assert [(claim.arm, claim.against) for claim in claims] == list(advice_runs.FIRST)
     advice.draw(family, arms, tmp_path / "family.png")
     assert "key" not in advice.page(family, "family", arms, claims)
 
@@ -117,7 +117,7 @@ def test_a_folder_without_runs_is_refused(tmp_path, capsys):
 def test_an_unfinished_run_does_not_count_and_equal_runs_do_not_differ(runs):
     half = results.load(runs / "lora_seed_2" / "results" / "run.json")
     results.save(replace(half, finished=None), runs / "lora_seed_2" / "results" / "run.json")
-    assert {run.seed for run in advice.read(runs) if run.arm == "lora"} == {0, 1}
+    assert {run.seed for run in advice.read_runs(runs) if run.arm == "lora"} == {0, 1}
     assert [statistics.t_test([value] * 3) for value in (0.0, 0.5)] == [1.0, 0.0]
 
 
@@ -148,7 +148,7 @@ def test_rulers_tasks_are_counted_together(runs):
     part = advice.PARTS["retrieval"]
     assert set(some) < set(part.stages[0]) and len(part.claims) == 7
     part = replace(part, stages=(some,), claims=tuple((arm, "yarn") for arm in some))
-    read = advice.read(runs)
+    read = advice.read_runs(runs)
     arms = advice.arms_of(part, read)
     right, asked = arms["many_16k"][2].keys[16384]
     assert right == pytest.approx(20 * 0.1 + 20 * 0.42) and asked == 40

@@ -32,11 +32,9 @@ def documents(
     **metadata: Any,
 ) -> dict[str, datasets.Dataset]:
     """Return the split ``test``: a row per prompt, with ``length``, ``depth``, ``trial``, ``key`` and ``prompt``."""
-    named = [
-        metadata[name]
-        for name in TOKENIZER_NAMES
-        if isinstance(metadata.get(name), str) and metadata[name]
-    ]
+    named = list(filter(None, map(metadata.get, TOKENIZER_NAMES)))
+    # the model may be an object, which has no name
+    named = [name for name in named if isinstance(name, str)]
     if not named:
         raise ValueError(
             "the passkey tasks count tokens, and nothing names a tokenizer: add it to --metadata, "
@@ -68,8 +66,11 @@ def score(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
         first_integer(reply) == doc["key"],
         same_ids(load(doc["tokenizer"]), reply, doc["key"]),
     )
-    by_rule = dict(zip(RULES, map(float, found), strict=True))
-    return by_rule | {f"{rule}_{doc['length']}": value for rule, value in by_rule.items()}
+    scores = {}
+    for rule, right in zip(RULES, found, strict=True):
+        scores[rule] = float(right)
+        scores[f"{rule}_{doc['length']}"] = float(right)
+    return scores
 
 
 class PasskeyTask(ConfigurableTask):

@@ -53,15 +53,19 @@ def load(
         hard_only: of QuALITY, the questions that are marked as hard.
     """
     dataset = examples.find(scrolls)
-    found = [each for each in examples.read(scrolls, split, data_dir) if each.hard or not hard_only]
-    without = sum(not each.outputs for each in found)
-    if not found:
+    chosen = [
+        example
+        for example in examples.read(scrolls, split, data_dir)
+        if example.hard or not hard_only
+    ]
+    without = sum(not example.outputs for example in chosen)
+    if not chosen:
         raise UserError(
             Problem("split", split, "no row of it is marked as hard", "take files that mark them")
         )
-    if 0 < without < len(found):
-        wrong = f"{without} of {len(found)} questions of {scrolls} have no reference answer"
-        raise UserError(Problem("split", split, wrong, "take a split that has all or none"))
+    if 0 < without < len(chosen):
+        reason = f"{without} of {len(chosen)} questions of {scrolls} have no reference answer"
+        raise UserError(Problem("split", split, reason, "take a split that has all or none"))
     if without and is_main_process():
         print(
             f"{scrolls}: the split {split} has no reference answers: texts are written, none is scored",
@@ -76,23 +80,23 @@ def load(
             and counting.bos_token_id is not None
             and counting.bos_token_id == counting.eos_token_id
         ):
-            wrong = "a model trained so begins its answer with BOS, which is this tokenizer's end of text, too"
-            raise UserError(Problem("reference_format", True, wrong, "leave it out"))
+            reason = "a model trained so begins its answer with BOS, which is this tokenizer's end of text, too"
+            raise UserError(Problem("reference_format", True, reason, "leave it out"))
     answer_room = prompts.reserved(answer_tokens or dataset.answer_tokens)
     rows = []
     cut = list[int]()
-    for each in found:
+    for example in chosen:
         prompt = (
-            f"{prompts.BEFORE}{each.input}{prompts.REQUEST}"
+            f"{prompts.BEFORE}{example.input}{prompts.REQUEST}"
             if dataset.kind == "summary"
-            else each.input
+            else example.input
         )
         cut_tokens = 0
         reserve = answer_room
         while max_tokens is not None and counting is not None:
             form: dict[str, Any] = {"reference_format": reference_format, "words": PUBLISHED_WORDS}
             made = prompts.prompt_ids(
-                dataset, each.input, counting, max_tokens, reserve=reserve, **form
+                dataset, example.input, counting, max_tokens, reserve=reserve, **form
             )
             cut_tokens = made.cut_tokens
             if not cut_tokens and not reference_format:
@@ -108,9 +112,10 @@ def load(
             if too_many <= 0:
                 break
             reserve += too_many
-        known = {"id": each.id, "outputs": list(each.outputs), "metric": dataset.metric}
+        known = {"id": example.id, "outputs": list(example.outputs), "metric": dataset.metric}
         rows.append({**known, "prompt": prompt, "cut_tokens": cut_tokens})
-        cut += [cut_tokens] if cut_tokens else []
+        if cut_tokens:
+            cut.append(cut_tokens)
     if cut and is_main_process():
         print(
             f"{scrolls}: {len(cut):,} of {len(rows):,} prompts were cut, by {sum(cut):,} tokens together",
