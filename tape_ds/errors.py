@@ -39,7 +39,8 @@ SECRET_NAME = re.compile(
 _SECRET_VARIABLE = re.compile(
     r"(^|_)(TOKEN|API_?KEY|PASSWORD|PASSWD|SECRET|(ACCESS|ACCOUNT|PRIVATE|SECRET)_KEY)$"
 )
-_SHORTEST_SECRET = 8  # characters; not `1` or `true`
+# characters; not `1` or `true`
+_SHORTEST_SECRET = 8
 _SECRET_TEXT = re.compile(
     r"""
     \b(?:(?:hf_|gh[pousr]_)[A-Za-z0-9]{16,}                # keys of known forms
@@ -51,7 +52,8 @@ _SECRET_TEXT = re.compile(
     re.VERBOSE,
 )
 _URL = re.compile(r"(?<=://)[^\s#\"']+")
-_SECRET_PARAMETER = re.compile(  # signatures of presigned URLs too
+# signatures of presigned URLs too
+_SECRET_PARAMETER = re.compile(
     r"([?&](?:[\w-]*(?:signature|credential|token|secret|password|api_?key|accesskeyid)|sig|key)=)[^&]+",
     re.I,
 )
@@ -234,7 +236,8 @@ def command(main: Callable[..., int | None]) -> Callable[..., int]:
             poll = select.poll()
             poll.register(sys.stdout.fileno(), 0)
             if not poll.poll(0):
-                raise  # stdout is still read: it was another pipe
+                # stdout is still read: it was another pipe
+                raise
             # Python flushes stdout at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return ExitCode.FAILURE

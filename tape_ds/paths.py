@@ -51,7 +51,8 @@ def check(name: str, value: Any) -> Iterator[Problem]:
 
 def check_path(name: str, text: str) -> Iterator[Problem]:
     """Check that ``text`` can be a path on this machine."""
-    if not text:  # an unset shell variable, and not the current folder
+    # an unset shell variable, and not the current folder
+    if not text:
         yield Problem(name, text, "empty", "give a path, or leave it out")
         return
     try:

@@ -115,7 +115,8 @@ def collect(
 ) -> Result:
     """Return a result at its start, without figures; ``command`` defaults to this process's."""
     shown = []
-    secret_follows = False  # the value of an option such as --hub_token
+    # the value of an option such as --hub_token
+    secret_follows = False
     for argument in sys.argv if command is None else command:
         option, equals, value = argument.partition("=")
         names_secret = option.startswith("-") and bool(SECRET_NAME.search(option.lstrip("-")))
@@ -149,7 +150,8 @@ def versions() -> dict[str, str]:
 
 def hardware() -> dict[str, Any]:
     """Return CPU model, usable and physical cores, memory in bytes, and each visible GPU with its memory in bytes."""
-    import torch  # not at the top: reading a result needs no torch
+    # not at the top: reading a result needs no torch
+    import torch
 
     cpu = platform.processor() or platform.machine()
     # Linux
@@ -267,7 +269,8 @@ def _plain(value: Any) -> Any:
         return sorted((_plain(entry) for entry in value), key=str)
     if isinstance(value, (list, tuple)):
         return [_plain(entry) for entry in value]
-    if hasattr(value, "tolist"):  # a numpy or torch array or scalar
+    # a numpy or torch array or scalar
+    if hasattr(value, "tolist"):
         return _plain(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)

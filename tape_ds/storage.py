@@ -204,7 +204,8 @@ def explain(error: OSError, folder: Path) -> str:
     if error.errno in READ_ONLY:
         return f"{error.filename or folder} cannot be written ({error.strerror})"
     known = ""
-    if error.errno == errno.EIO:  # torch's words, perhaps for a limit
+    # torch's words, perhaps for a limit
+    if error.errno == errno.EIO:
         known = f" ({size(free_bytes(folder))} free{'; ' + limited if limited else ''})"
     return f"{error.filename or folder}: {error.strerror or error}{known}"
 

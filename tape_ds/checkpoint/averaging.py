@@ -101,6 +101,7 @@ def _places(model: nn.Module, names: Sequence[str]) -> Mapping[str, nn.Parameter
         for name, parameter in model.named_parameters(remove_duplicate=False)
         if id(parameter) in trained
     }
-    if isinstance(model, PeftModel):  # peft's files leave the adapter's name out of every key
+    # peft's files leave the adapter's name out of every key
+    if isinstance(model, PeftModel):
         return get_peft_model_state_dict(model, state_dict=own, save_embedding_layers=False)
     return own

@@ -90,14 +90,16 @@ def consolidate(source: Path, out: Path, dtype: torch.dtype | None = None) -> Co
     # one file instead of several
     name = weight_files.WHOLE if whole or not files else files[0].name
     forms: dict[str, Tensor] = {}
-    states: list[EngineState] = []  # by tensor-parallel rank
+    # by tensor-parallel rank
+    states: list[EngineState] = []
 
     def build(folder: Path) -> None:
         folder.mkdir()
         for path in sorted(source.iterdir()):
             if path.is_file() and path.suffix in KEPT and not OF_THE_RUN.fullmatch(path.name):
                 shutil.copyfile(path, folder / path.name)
-        if whole and forms:  # the configuration of a whole model names the dtype of its weights
+        # the configuration of a whole model names the dtype of its weights
+        if whole and forms:
             config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
             config["dtype"] = str(next(iter(forms.values())).dtype).removeprefix("torch.")
             storage.write_json(folder / "config.json", config)
@@ -121,7 +123,8 @@ def consolidate(source: Path, out: Path, dtype: torch.dtype | None = None) -> Co
         if not files and record.names:
             raise ValueError("it holds no safetensors file, which would name the weights")
         need, free = 2 * sum(form.nbytes for form in forms.values()), storage.free_bytes(out.parent)
-        if free < need:  # for the temporary files of `_write`, and the result
+        # for the temporary files of `_write`, and the result
+        if free < need:
             wrong = f"it needs {storage.size(need)}, and {storage.size(free)} are free there"
             raise UserError(
                 Problem("out", str(out), wrong, "make room, or name a folder on another disk")
@@ -196,7 +199,8 @@ def _write(
                     if states:
                         dim = states[0].cuts.get(names[key])
                         tensor = states[0].whole(names[key])
-                        if dim is not None:  # else every tensor-parallel rank has all of it
+                        # else every tensor-parallel rank has all of it
+                        if dim is not None:
                             try:
                                 tensor = torch.cat(
                                     [tensor, *(each.whole(names[key]) for each in states[1:])],

@@ -51,19 +51,21 @@ class Entry:
 class Manifest:
     """Contents of ``manifest.json``."""
 
-    step: int  # optimizer steps taken
+    # optimizer steps taken
+    step: int
     processes: int
-    stage: int | None  # ZeRO stage; None: trained without an engine
+    # ZeRO stage; None: trained without an engine
+    stage: int | None
     files: Mapping[str, Entry]
     """By path within the folder, "/" between its parts."""
-    tensor: int = 1  # tensor-parallel size: the engine's parts of that many ranks form one model
+    # tensor-parallel size: the engine's parts of that many ranks form one model
+    tensor: int = 1
     identity: Mapping[str, Any]
     """All that decides the numbers of the run, see :mod:`tape_ds.training.identity`."""
     # versions of the packages that computed
     versions: Mapping[str, str] = field(default_factory=dict)
-    name: str | None = (
-        None  # given by a person who asked for it; a named checkpoint is never removed
-    )
+    # given by a person who asked for it; a named checkpoint is never removed
+    name: str | None = None
     format: int = FORMAT
 
     @property
@@ -178,7 +180,8 @@ def replace(aside: Path, folder: Path) -> None:
         _delete(replaced)
         os.rename(folder, replaced)
     try:
-        os.rename(aside, folder)  # the one rename that counts
+        # the one rename that counts
+        os.rename(aside, folder)
     except OSError:
         if replaced.exists():
             os.rename(replaced, folder)
@@ -247,7 +250,8 @@ def _delete(path: Path) -> None:
     if path.is_symlink():
         path.unlink(missing_ok=True)
     else:
-        shutil.rmtree(path, ignore_errors=True)  # the next `tidy` removes the rest
+        # the next `tidy` removes the rest
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def abandon(output: Path, resumed: Path, step: int) -> list[Path]:

@@ -28,7 +28,8 @@ class HollowAdapter:
 
 def wrap(model: PreTrainedModel, config: PeftConfig) -> PeftModel:
     """Return the base's model with an adapter whose parameters are still to be given, on the meta device."""
-    config.base_model_name_or_path = None  # peft warns where it is not the model's
+    # peft warns where it is not the model's
+    config.base_model_name_or_path = None
     config.inference_mode = True
     # where peft makes parameters on the meta device, layers that are repeated lose those of the base
     repeats = bool(getattr(config, "layer_replication", None))

@@ -93,7 +93,8 @@ def _verified(folder: Path, rank_sync: RankSync) -> tuple[Manifest | None, str]:
             found = checkpoint.missing_files(folder, manifest)
     except ValueError as error:
         found = [str(error)]
-    except OSError as error:  # perhaps on this rank alone: the others must learn of it
+    except OSError as error:
+        # perhaps on this rank alone: the others must learn of it
         found = [f"it cannot be read ({error.strerror or error})"]
     of_all = [wrong for own in rank_sync.objects(found) for wrong in own]
     if not of_all and manifest is not None:
@@ -168,7 +169,8 @@ def restore(trainer: Any, folder: Path) -> None:
         if not path.is_file():
             continue
         try:
-            with safe_globals():  # mapped where torch can, so that the file is not read twice
+            # mapped where torch can, so that the file is not read twice
+            with safe_globals():
                 torch.load(
                     path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
                 )

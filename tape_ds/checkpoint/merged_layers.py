@@ -50,7 +50,8 @@ class Adapter:
         difference = (found - expected).abs().max().item()
         largest = expected.abs().max().item()
         allowed = min(ROUNDING * torch.finfo(expected.dtype).eps, 0.5) * largest
-        if not difference <= allowed:  # not ">": a NaN is no agreement
+        # not ">": a NaN is no agreement
+        if not difference <= allowed:
             wrong = (
                 f"merging changed {what} by {difference:.3g} of {largest:.3g}, more than rounding "
             )
@@ -235,7 +236,8 @@ class MergedLinear(MergedLayer):
         factors = self._factors
         merged_TI = (factors.up_OR[first:last] @ factors.down_RI).mul_(self._scale).add_(rows_TI)
         expected_NT = factors.probe_NI @ rows_TI.T + factors.added_NO[:, first:last]
-        if bool(expected_NT.isfinite().all()):  # others refuse weights that are not
+        # others refuse weights that are not
+        if bool(expected_NT.isfinite().all()):
             self._adapter.check(
                 f"the output of {self.path}", expected_NT, factors.probe_NI @ merged_TI.T
             )

@@ -168,7 +168,8 @@ def original_dtype(folder: str | Path, *, base_anyway: bool = False) -> torch.dt
     the folder itself)."""
     record, source = read_record(folder), str(folder)
     if record.base is not None:
-        if any(Path(folder).glob(WHOLE_WEIGHTS)):  # nothing is put onto the base
+        # nothing is put onto the base
+        if any(Path(folder).glob(WHOLE_WEIGHTS)):
             source = model_folder.resolve(record.base, with_weights=False)
         else:
             source = find_base(folder, record, base_anyway)

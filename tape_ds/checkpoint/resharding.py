@@ -108,7 +108,8 @@ def _reshard(engine: Any, folder: Path) -> None:
             utils.lazy_init_hp_params_optimizer_state(parameters, flat, optimizer.state)
 
     for name, parameter in trained.items():
-        if not sliced and parameter._hp_mapping is None:  # nothing of it is this rank's
+        # nothing of it is this rank's
+        if not sliced and parameter._hp_mapping is None:
             continue
         set_weights, set_state = utils.safe_set_full_fp32_param, utils.safe_set_full_optimizer_state
         if sliced:
@@ -141,7 +142,8 @@ def _reshard(engine: Any, folder: Path) -> None:
     for name in ("global_steps", "global_samples", "skipped_steps"):
         setattr(engine, name, state.model[name])
     for name in ("loss_scaler", "dynamic_loss_scale", "overflow"):
-        if name in state.parts[0]:  # not where bf16 was summed in fp32 at stage 1
+        # absent where bf16 was summed in fp32 at stage 1
+        if name in state.parts[0]:
             setattr(zero, name, state.parts[0][name])
     if engine.lr_scheduler is not None:
         engine.lr_scheduler.load_state_dict(state.model["lr_scheduler"])

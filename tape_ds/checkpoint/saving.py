@@ -75,7 +75,8 @@ class SavedPart:
             task()
         except Exception as error:
             self.trouble = storage.trouble(error, self.folder)
-            if self.trouble is None:  # no trouble with a disk, but a mistake in the program
+            # no trouble with a disk, but a mistake in the program
+            if self.trouble is None:
                 raise
 
     def go(self) -> None:
@@ -166,7 +167,8 @@ def refusal(
 
 
 def save(content: Any, path: Path) -> None:
-    with path.open("wb") as file:  # by an open file, so that a full disk is an OSError
+    # by an open file, so that a full disk is an OSError
+    with path.open("wb") as file:
         torch.save(content, file)
 
 
@@ -178,7 +180,8 @@ def _copied(content: Any) -> Any:
         return type(content)((key, _copied(value)) for key, value in content.items())
     if type(content) in (list, tuple):
         return type(content)(_copied(value) for value in content)
-    return copy.deepcopy(content)  # a loss scaler, for one
+    # a loss scaler, for one
+    return copy.deepcopy(content)
 
 
 @dataclass

@@ -101,7 +101,8 @@ def find(name_or_path: str, *, base_anyway: bool = False, any_llama: bool = Fals
         reason = "the run that trained these weights left no results"
     else:
         result = results.load(stored)
-        method = result.config.get("method", record.method)  # a run from scratch has no such field
+        # a run from scratch has no such field
+        method = result.config.get("method", record.method)
         if method != record.method or tuple(result.figures.get("trained", ())) != record.names:
             result, reason = None, "the results next to these weights are of another run"
     dtype = merging.original_dtype(folder, base_anyway=base_anyway)

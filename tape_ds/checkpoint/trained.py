@@ -90,7 +90,8 @@ def find_base(folder: str | Path, record: TrainedRecord, base_anyway: bool = Fal
     """Return the folder of a record's base, of a hub id at the commit that was trained on. Other weights are refused,
     unless ``base_anyway``."""
     assert record.base is not None
-    on_hub = not Path(record.base).is_dir()  # a person may have put a folder in place of a hub id
+    # a person may have put a folder in place of a hub id
+    on_hub = not Path(record.base).is_dir()
     pinned = record.base_commit is not None and on_hub and not base_anyway
     name = f"{record.base}@{record.base_commit}" if pinned else record.base
     remedy = f"restore that base, or write where it is now into {RECORD}"
@@ -177,13 +178,16 @@ def save_trained(
         adapters.save_pretrained(folder)
         config = copy.deepcopy(model.get_base_model().config)
         if getattr(config, "quantization_config", None) is not None:
-            del config.quantization_config  # only how the base was held
+            # only how the base was held
+            del config.quantization_config
         config.save_pretrained(folder)
     elif len(record.names) == sum(1 for _ in model.named_parameters()):
         use_cache = model.config.use_cache
-        model.config.use_cache = True  # training keeps no key/value cache, generation needs one
+        # training keeps no key/value cache, generation needs one
+        model.config.use_cache = True
         try:
-            with saving.without_bar():  # transformers shows one even for a single file, and in logs
+            # transformers shows one even for a single file, and in logs
+            with saving.without_bar():
                 saving.save(model, folder, state_dict=tensors)
         finally:
             model.config.use_cache = use_cache
@@ -196,7 +200,8 @@ def save_trained(
     if tokenizer is not None:
         tokenizers.save(tokenizer, folder)
     content = asdict(record)
-    if record.averaged is None:  # which older versions do not know
+    # which older versions do not know
+    if record.averaged is None:
         del content["averaged"]
     storage.write_json(folder / RECORD, content)
 
@@ -219,7 +224,8 @@ def replace_trained(
             for path in aside.iterdir():
                 storage.sync(path)
     except Exception:
-        shutil.rmtree(aside, ignore_errors=True)  # else a full disk stays full
+        # or a full disk would stay full
+        shutil.rmtree(aside, ignore_errors=True)
         raise
     if RankSync().rank == 0:
         replace(aside, folder)
@@ -244,7 +250,8 @@ def _keep_foreign(folder: Path, aside: Path, known: Sequence[str]) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         try:
             os.link(folder / name, place, follow_symlinks=False)
-        except OSError:  # a file system without hard links
+        except OSError:
+            # a file system without hard links
             shutil.copy2(folder / name, place, follow_symlinks=False)
 
 
@@ -303,7 +310,8 @@ def differences(
 
 _NOT_THE_MODEL = {
     *("_name_or_path", "architectures", "dtype", "transformers_version", "use_cache"),
-    "quantization_config",  # of a base that trains in 4 bits; not in a folder of trained weights
+    # of a base that trains in 4 bits; not in a folder of trained weights
+    "quantization_config",
 }
 
 
@@ -383,7 +391,8 @@ def _stored_parameters(model: nn.Module, names: Sequence[str]) -> dict[str, nn.P
     """Return those of these parameters that ``model`` has, by their names in a folder of trained weights."""
     own = dict(model.named_parameters(remove_duplicate=False))
     parameters = {name: own[name] for name in names if name in own}
-    if isinstance(model, PeftModel):  # peft's files leave the adapter's name out of every key
+    # peft's files leave the adapter's name out of every key
+    if isinstance(model, PeftModel):
         first = _first_names(model)
         parameters = {name: own[name] for name in own if first[name] in parameters}
         parameters = get_peft_model_state_dict(

@@ -64,7 +64,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
         with socket.create_server((options.host, port), family=family) as free:
-            port = free.getsockname()[1]  # of --port 0
+            # of --port 0
+            port = free.getsockname()[1]
     except (OSError, OverflowError) as error:
         place = f"{host}:{port}"
         problems.append(

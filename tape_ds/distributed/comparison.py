@@ -112,7 +112,8 @@ def own_address(peer: str) -> str | None:
             peer, 9, type=socket.SOCK_DGRAM
         ):
             with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
-                probe.connect(target)  # looks the route up; nothing is sent
+                # looks the route up; nothing is sent
+                probe.connect(target)
                 address: str = probe.getsockname()[0]
                 if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
                     return address

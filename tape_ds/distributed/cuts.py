@@ -42,9 +42,8 @@ def cut(parameter: nn.Parameter, dim: int, sizes: Sequence[int], group: RankGrou
     parameter.grad = None
     marked: Any = parameter
     marked.tensor_cut = TensorCut(group, dim, tuple(sizes))
-    marked.tensor_model_parallel = (
-        True  # DeepSpeed's gradient norm then counts every piece, and other parameters once
-    )
+    # DeepSpeed's gradient norm then counts every piece, and other parameters once
+    marked.tensor_model_parallel = True
 
 
 def cut_of(parameter: Tensor) -> TensorCut | None:

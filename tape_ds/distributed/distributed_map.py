@@ -31,7 +31,8 @@ def distributed_map(work: Callable[[Job], Result], jobs: Sequence[Job]) -> list[
             torch.distributed.get_world_size() // _team_size,
         )
     results: list[Result] = []
-    hidden = None if _shows_bar and is_main_process() else True  # None: shown on a terminal only
+    # None: shown on a terminal only
+    hidden = None if _shows_bar and is_main_process() else True
     for first in tqdm(range(0, len(jobs), teams), leave=False, disable=hidden):
         for call in _on_round:
             call()
@@ -41,7 +42,8 @@ def distributed_map(work: Callable[[Job], Result], jobs: Sequence[Job]) -> list[
             results.append(result)
     if teams == 1:
         return results
-    by_team = RankSync().objects(results)[::_team_size]  # ranks of a team have the same results
+    # ranks of a team have the same results
+    by_team = RankSync().objects(results)[::_team_size]
     return [by_team[number % teams][number // teams] for number in range(len(jobs))]
 
 

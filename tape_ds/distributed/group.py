@@ -122,7 +122,8 @@ class GroupShards(Shards):
     def __init__(self, group: RankGroup, tokens: int):
         self.group = group
         self.tokens = tokens
-        self.each = -(-tokens // group.size)  # t: T / P, rounded up
+        # t: T / P, rounded up
+        self.each = -(-tokens // group.size)
 
     def local_tokens(self, x: Tensor, filling: int | None = None, dim: int = 1) -> Tensor:
         begin = min(self.group.index * self.each, self.tokens)

@@ -140,7 +140,8 @@ def machines(options: Sequence[str]) -> dict[str, list[int]]:
         return {}
     if not given:
         raise_if_any(check(["--hostfile", name]))
-    logging.disable(logging.ERROR)  # DeepSpeed prints the file, and what it found on this machine
+    # DeepSpeed prints the file, and what it found on this machine
+    logging.disable(logging.ERROR)
     try:
         return _chosen(name, options)
     finally:
@@ -174,7 +175,8 @@ def _chosen(name: str, options: Sequence[str]) -> dict[str, list[int]]:
         raise UserError(
             Problem("--include" if arguments.include else "--exclude", chosen, str(error), remedy)
         ) from error
-    if arguments.num_nodes > len(found):  # DeepSpeed would take fewer
+    # DeepSpeed would take fewer
+    if arguments.num_nodes > len(found):
         has = f"{name} has {len(found)}: {', '.join(found)}"
         raise UserError(
             Problem(
@@ -263,7 +265,8 @@ def _why_not(host: str, port: int | None) -> str | None:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            errors="replace",  # a machine's banner has any encoding
+            # a machine's banner has any encoding
+            errors="replace",
             timeout=SECONDS,
         )
     except subprocess.TimeoutExpired:

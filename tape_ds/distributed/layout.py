@@ -24,12 +24,17 @@ class Engine:
     DeepSpeed's own."""
 
     reduce_bucket: int = 200_000_000
-    overlap: bool = True  # communication overlaps computation: ZeRO-1 and 2 then have two buckets
+    # communication overlaps computation: ZeRO-1 and 2 then have two buckets
+    overlap: bool = True
     prefetch_bucket: int = 50_000_000
-    max_live: int = 1_000_000_000  # ZeRO-3: gathered weights that may be there at once
-    persistence: int = 100_000  # ZeRO-3: smaller parameters are never given back
-    sub_group: int = 1_000_000_000  # ZeRO-3: weights that the optimizer steps on at once
-    secondary: int = 1  # ZeRO++ (hpZ): ranks that share a second copy of the weights; 1: none
+    # ZeRO-3: gathered weights that may be there at once
+    max_live: int = 1_000_000_000
+    # ZeRO-3: smaller parameters are never given back
+    persistence: int = 100_000
+    # ZeRO-3: weights that the optimizer steps on at once
+    sub_group: int = 1_000_000_000
+    # ZeRO++ (hpZ): ranks that share a second copy of the weights; 1: none
+    secondary: int = 1
 
     @classmethod
     def zero_3(cls, hidden: int) -> "Engine":
@@ -46,17 +51,20 @@ class Layout:
         ValueError: the processes cannot be divided into such groups, or both ``sequence`` and ``tensor`` are above 1.
     """
 
-    world: int = 1  # processes
+    # processes
+    world: int = 1
     sequence: int = 1
     """Processes that share the tokens of the same sequences (Ulysses); ZeRO shards over them too."""
-    tensor: int = 1  # processes that share every layer's heads and columns
-    zero: int | None = (
-        None  # ZeRO stage; None trains without an engine, on fp32 weights under autocast
-    )
-    micro_batch: int = 1  # sequences of a forward, in each of the `data` groups
+    # processes that share every layer's heads and columns
+    tensor: int = 1
+    # ZeRO stage; None trains without an engine, on fp32 weights under autocast
+    zero: int | None = None
+    # sequences of a forward, in each of the `data` groups
+    micro_batch: int = 1
     checkpoint_layers: Layers | None = None
     """How blocks are computed again for the backward (:mod:`tape_ds.methods.recompute`); None: they are not."""
-    offload_checkpoints: bool = False  # the inputs of those blocks wait in the host's memory
+    # the inputs of those blocks wait in the host's memory
+    offload_checkpoints: bool = False
     offload_optimizer: Offload = "none"
     offload_weights: Offload = "none"
     mlp_tiles: int = 1

@@ -11,12 +11,17 @@ class ProcessInfo:
     """One process of a job; None: not set by its launcher."""
 
     rank: int
-    world: int  # number of ranks in the job
+    # number of ranks in the job
+    world: int
     local_rank: int
-    on_node: int | None  # number of ranks on its machine
-    node: int | None  # index of its machine (`--node_rank`)
-    nodes: int | None  # number of machines
-    host: str  # hostname
+    # number of ranks on its machine
+    on_node: int | None
+    # index of its machine (`--node_rank`)
+    node: int | None
+    # number of machines
+    nodes: int | None
+    # hostname
+    host: str
 
     @property
     def is_single_node(self) -> bool:

@@ -55,5 +55,6 @@ def peak_memory_bytes(device: torch.device) -> int:
     thing: since it began): allocated by torch on a CUDA device, resident on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2) of either system
+    # getrusage(2) of either system
+    unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -88,7 +88,8 @@ class Rendezvous:
                 if self.store.add(f"{self._stage}", 0) >= process.world:
                     return [value.decode() for value in self.store.multi_get(keys)]
                 if self.store.check(["failed"]):
-                    raise NotTogether([])  # `end` reports the others' problems
+                    # `end` reports the others' problems
+                    raise NotTogether([])
                 if process.rank == 0 and waited > notice:
                     print(f"waiting for {self._missing()} since {waited:.0f} s", flush=True)
                     notice += NOTICE_SECONDS
@@ -134,7 +135,8 @@ class Rendezvous:
         first, holds_store, answered = problems, self.process.rank == 0, False
         linger = LEAVE_SECONDS if problems and isinstance(error, NotTogether) else LINGER_SECONDS
         until = time.monotonic() + linger + (0 if holds_store else LEAVE_SECONDS)
-        with contextlib.suppress(RuntimeError):  # the store is gone, and rank 0 with it
+        # the store is gone, and rank 0 with it
+        with contextlib.suppress(RuntimeError):
             report = json.dumps([self.process.machine, error.exit_code, problems])
             report = (
                 self.store.compare_set("failed", "", report)
@@ -157,9 +159,11 @@ class Rendezvous:
                 else:
                     answered = self.store.check(["reported"])
                 time.sleep(POLL_SECONDS)
-            if holds_store:  # a launcher may end everything with the first process that exits
+            # a launcher may end everything with the first process that exits
+            if holds_store:
                 self.store.set("reported", "")
-                time.sleep(2 * POLL_SECONDS)  # the store ends with this process
+                # the store ends with this process
+                time.sleep(2 * POLL_SECONDS)
         error.on_one_rank = self.process.leads_node and not (answered and problems in ([], first))
         return error
 
@@ -210,10 +214,12 @@ def _report(error: UserError) -> UserError:
     # slow to import, and a single machine may only have a typo to report
     from torch import distributed
 
-    if distributed.is_initialized():  # the others wait in a collective, and see it break
+    # the others wait in a collective, and see it break
+    if distributed.is_initialized():
         return error
     error.on_one_rank = process.leads_node
-    if _meeting is None and isinstance(error, NotTogether):  # rank 0 was not reached
+    # rank 0 was not reached
+    if _meeting is None and isinstance(error, NotTogether):
         return error
     try:
         meeting = current(ANSWER_SECONDS)
@@ -233,7 +239,8 @@ def current(seconds: float) -> Rendezvous | None:
     process = process_info.current()
     if _meeting is not None or process.is_single_node or "MASTER_ADDR" not in os.environ:
         return _meeting
-    from torch import distributed  # see `_report`
+    # see `_report`
+    from torch import distributed
 
     address, port_text = os.environ["MASTER_ADDR"], os.environ.get("MASTER_PORT", "")
     if not port_text.isdecimal():

@@ -81,7 +81,8 @@ class UlyssesShards(GroupShards):
         size = self.group.size
         by_head = []
         for x in tensors_BHtK:
-            copies = max(1, size // x.shape[1])  # several processes read one key/value head
+            # several processes read one key/value head
+            copies = max(1, size // x.shape[1])
             by_head.append(x.repeat_interleave(copies, dim=1) if copies > 1 else x)
         shapes = [(x.shape[1] // size, x.shape[3]) for x in by_head]
         parts = [

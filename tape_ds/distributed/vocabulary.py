@@ -139,7 +139,8 @@ class _Loss(torch.autograd.Function):
         given_N: Tensor | None,
         cap: float | None,
     ) -> tuple[Tensor, Tensor]:
-        for_hidden, for_weight = wanted  # torch's needs_input_grad is true under no_grad as well
+        # torch's needs_input_grad is true under no_grad as well
+        for_hidden, for_weight = wanted
         dtype = chunked.product_dtype(hidden_ND)
         loss = hidden_ND.new_zeros((), dtype=chunked.softmax_dtype(hidden_ND))
         others = loss.new_zeros(2)
@@ -178,7 +179,8 @@ class _Loss(torch.autograd.Function):
                     d_hidden_ND[rows] = slope_Cv @ weight
                 if for_weight:
                     sum_vD = chunked.add_product(sum_vD, slope_Cv.t(), hidden_CD)
-        if for_weight:  # a sum over all tokens, not a mean yet: fp16 could not hold it
+        # a sum over all tokens, not a mean yet: fp16 could not hold it
+        if for_weight:
             kept = torch.float32 if weight_vD.dtype == torch.float16 else weight_vD.dtype
             sum_vD = torch.zeros_like(weight_vD) if sum_vD is None else sum_vD.to(kept)
         ctx.save_for_backward(d_hidden_ND, sum_vD)

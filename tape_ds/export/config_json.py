@@ -35,7 +35,8 @@ def planned(config: Any) -> dict[str, Any]:
             return content
         return for_engines(content, type(config))
     rope_parameters = encodings.llama_rope_parameters(config)
-    if rope_parameters is None:  # the folder has its own code
+    # the folder has its own code
+    if rope_parameters is None:
         return {
             "model_type": config.model_type,
             "max_position_embeddings": config.max_position_embeddings,

@@ -195,7 +195,8 @@ def _add_tokens(
 ) -> None:
     for number in range(rows):
         token = tokens.get(number)
-        if token is None:  # a row that no token has
+        # a row that no token has
+        if token is None:
             found.tokens.append(f"[PAD{number}]")
             found.types.append(TokenType.UNUSED)
             continue

@@ -172,7 +172,8 @@ def _one_entry(encoding: str, text: str) -> str:
     if encoding not in registered:
         raise CopyError(f"the catalogue has no {encoding}")
     needed = {node.id for node in ast.walk(registered.pop(encoding)) if isinstance(node, ast.Name)}
-    for name in reversed(classes):  # bases come first
+    # bases come first
+    for name in reversed(classes):
         if name in needed:
             needed |= {base.id for base in classes[name].bases if isinstance(base, ast.Name)}
     dropped = [

@@ -94,7 +94,8 @@ class NonFinite:
                 self.file.parent.mkdir(parents=True, exist_ok=True)
                 with self.file.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(entry) + "\n")
-            except OSError as error:  # must not end a run
+            except OSError as error:
+                # must not end a run
                 if not self._warned:
                     why = storage.explain(error, self.file.parent)
                     print(

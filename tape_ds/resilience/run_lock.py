@@ -133,7 +133,8 @@ class RunLock:
         try:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, (json.dumps(holder) + "\n").encode(), 0)
-        except OSError as error:  # a full disk; the lock itself needs no space
+        except OSError as error:
+            # a full disk; the lock itself needs no space
             logger.warning("%s: %s", self.path, storage.explain(error, self.output))
 
     def release(self) -> None:
@@ -158,7 +159,8 @@ def named(output: Path) -> list[Holder]:
     for rank, name in sorted((int(match[1]), match[0]) for match in matches):
         try:
             descriptor = os.open(output / run_folder.RANKS / name, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # released meanwhile
+        except OSError:
+            # released meanwhile
             continue
         is_locked = False
         try:
@@ -171,7 +173,8 @@ def named(output: Path) -> list[Holder]:
             holder = Holder(
                 rank, int(content["pid"]), content["host"], content["started"], is_locked
             )
-        except (ValueError, TypeError, KeyError):  # not written completely yet
+        except (ValueError, TypeError, KeyError):
+            # not written completely yet
             holder = Holder(rank, is_locked=is_locked)
         os.close(descriptor)
         holders.append(holder)

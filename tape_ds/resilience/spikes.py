@@ -59,7 +59,8 @@ class SpikeDetector:
         """Add the next loss; return the spike, if it is one."""
         if not self.sigma or not math.isfinite(loss):
             return None
-        median = deviation = math.inf  # with too little history
+        # with too little history
+        median = deviation = math.inf
         if len(self.history) >= min(FEWEST, self.history.maxlen or FEWEST):
             median = statistics.median(self.history)
             deviation = TO_SIGMA * statistics.median(abs(each - median) for each in self.history)

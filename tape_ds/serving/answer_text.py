@@ -33,10 +33,13 @@ class AnswerText:
         self._decode = decode or texts.decode
         self._stops = stops
         self._ids = list(context)
-        self._start = 0  # of the window, in tokens
-        self._before = 0  # characters before the window
+        # of the window, in tokens
+        self._start = 0
+        # characters before the window
+        self._before = 0
         self._origin = len(self._decode(self._ids)) if context else 0
-        self._sent = self._origin  # characters that were given
+        # characters that were given
+        self._sent = self._origin
         self.stopped = False
         """Whether a stop string was found."""
 

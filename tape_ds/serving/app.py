@@ -189,7 +189,8 @@ class Server:
         try:
             await asyncio.wait({gathering, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not gathering.done():
-                return JSONResponse({}, 499)  # the client has left
+                # the client has left
+                return JSONResponse({}, 499)
             whole = gathering.result()
             content = await self.write(lambda: written(form.whole(whole)).encode())
             return Response(content, media_type="application/json")

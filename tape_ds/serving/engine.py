@@ -38,7 +38,8 @@ class AnswerJob:
         """Hand over a result, an exception to raise, or None at the end; from any thread."""
         try:
             self._loop.call_soon_threadsafe(self._results.put_nowait, result)
-        except RuntimeError:  # the loop is closed: the server ends
+        except RuntimeError:
+            # the loop is closed: the server ends
             self._left.set()
 
     async def next(self) -> Any:

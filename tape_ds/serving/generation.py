@@ -51,7 +51,8 @@ def scored(logits_NV: Tensor, tokens: Sequence[int], likeliest: int) -> list[Sco
 
 def require_finite(logits: Tensor) -> None:
     """Refuse NaN and infinity; -infinity is a token that the model rules out."""
-    largest = logits.max(dim=-1).values  # NaN if one is
+    # NaN if one is
+    largest = logits.max(dim=-1).values
     if not bool(largest.isfinite().all()):
         wrong = "The model's logits are not finite numbers: its weights or its configuration are damaged."
         raise RefusalError(wrong, status=500, code="logits_not_finite")
@@ -157,7 +158,8 @@ def _generate(
     in_pieces = unread > CHUNK and reads_in_pieces(model)
     config = GenerationConfig(
         do_sample=not settings.is_greedy,
-        top_k=None if settings.is_greedy else 0,  # generate fills in 50 for None
+        # generate fills in 50 for None
+        top_k=None if settings.is_greedy else 0,
         max_new_tokens=most,
         use_cache=True,
         prefill_chunk_size=CHUNK if in_pieces else None,

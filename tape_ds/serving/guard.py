@@ -60,7 +60,8 @@ class Guard:
             await response(scope, receive, send)
             return
         if received is None:
-            return  # the client left
+            # the client left
+            return
         waiting = [received]
 
         async def replay() -> Message:

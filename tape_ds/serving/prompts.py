@@ -79,12 +79,14 @@ class Prompts:
         self._check_characters(sum(len(turn["content"]) for turn in turns), field)
         for turn in turns:
             if turn["role"] == "developer":
-                turn["role"] = "system"  # its name in chat templates
+                # its name in chat templates
+                turn["role"] = "system"
         try:
             text = self.tokenizer.apply_chat_template(
                 turns, add_generation_prompt=True, tokenize=False
             )
-        except Exception as error:  # a template may raise anything
+        except Exception as error:
+            # a template may raise anything
             said = " ".join(str(error).split())[:300]
             raise RefusalError(
                 f"{field}: the model's chat template refuses them: {said}", field
@@ -108,14 +110,16 @@ class Prompts:
         if not with_text:
             return PromptTokens(ids, "", [])
         if max(ids) >= self.served.rows:
-            return PromptTokens(ids, "", [])  # is refused
+            # is refused
+            return PromptTokens(ids, "", [])
         offsets, text = self._offsets(ids)
         return PromptTokens(ids, text, offsets)
 
     def _offsets(self, ids: Sequence[int]) -> tuple[list[int], str]:
         """Return where each token begins in the text of all, and that text."""
         if len(ids) > self.served.length:
-            return [], ""  # is refused
+            # is refused
+            return [], ""
         grown = AnswerText(self.texts, decode=self.texts.decode_all)
         offsets = []
         text = ""

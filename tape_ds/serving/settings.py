@@ -31,7 +31,8 @@ class Defaults:
 
     temperature: float = 1.0
     top_p: float = 1.0
-    top_k: int = 0  # 0: all
+    # 0: all
+    top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     max_new_tokens: int | None = None
@@ -93,7 +94,8 @@ def of_model(config: GenerationConfig) -> tuple[Defaults, list[Problem]]:
             continue
         if hasattr(usual, name) and name != "changed":
             named[name] = value
-        elif value is True or value not in (0, 1):  # 1 beam, a factor of 1, a least length of 0
+        elif value is True or value not in (0, 1):
+            # 1 beam, a factor of 1, a least length of 0
             wrong = "the server does not do what this field asks"
             remedy = "--defaults openai, which uses none of the model's own settings"
             problems.append(Problem(f"generation_config.json: {name}", value, wrong, remedy))

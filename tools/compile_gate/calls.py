@@ -49,7 +49,8 @@ LARGE = (ModelShape(64, 8, 128), ModelShape(40, 40, 128))
 OTHERS = (
     ModelShape(12, 12, 64),  # 155M (TAPE, arXiv:2501.00712)
     ModelShape(9, 3, 64),  # SmolLM2-135M
-    ModelShape(12, 12, 96),  # head sizes that are no power of 2
+    # head sizes that are no power of 2
+    ModelShape(12, 12, 96),
     ModelShape(32, 8, 80),
     ModelShape(8, 8, 32),
     ModelShape(4, 2, 16),

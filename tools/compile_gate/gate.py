@@ -173,7 +173,8 @@ def attempt(build: Build) -> Outcome:
             spills = spills_in_loops(
                 subprocess.run(shown, capture_output=True, text=True, check=True).stdout
             )
-    except Exception as error:  # the compiler's errors have no common class
+    except Exception as error:
+        # the compiler's errors have no common class
         return Outcome(
             build, "not compiled", [f"does not compile: {type(error).__name__}: {error}"]
         )

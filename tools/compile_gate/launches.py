@@ -30,7 +30,8 @@ class Build(NamedTuple):
     kernel: str
     capability: int
     dtype: str
-    call: str  # the first that needs it
+    # the first that needs it
+    call: str
     launch: Launch
     # Triton's description of the specialisation, from which ``JITFunction.preload`` compiles it anywhere
     data: str

@@ -31,7 +31,8 @@ TABLE_LENGTHS = {**LENGTHS, "edge": NATIVE + 1}
 """Positions of the tables; ``edge``: the first text that is longer than before scaling."""
 _TARGET = 4 * NATIVE
 _VOCABULARY = 320
-_FREQUENCIES = 32  # half of a head
+# half of a head
+_FREQUENCIES = 32
 _SIZES = {
     "hidden_size": 256,
     "intermediate_size": 512,

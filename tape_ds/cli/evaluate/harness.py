@@ -230,7 +230,8 @@ def prepare(options: argparse.Namespace) -> tuple["FoundModel", "EvaluatorConfig
     given = argparse.Namespace(
         **{name: value for name, value in vars(options).items() if name in known}
     )
-    given.output_path = "here"  # --log_samples asks for one
+    # --log_samples asks for one
+    given.output_path = "here"
     try:
         config = EvaluatorConfig.from_cli(given)
         # a file may hold names as one string, and no seed

@@ -245,7 +245,8 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]
         if len(set(depths)) < len(depths) or not all(0 <= depth <= 1 for depth in depths):
             remedy = "give shares such as 0 0.5 1, each once, or one whole number above 1 for an even grid"
             problems.append(Problem("--depths", options.depths, "no shares from 0 to 1", remedy))
-            depths = list(DEPTHS)  # all else is checked with these
+            # all else is checked with these
+            depths = list(DEPTHS)
         options.depths = depths
     if not grid and options.form != "longlora":
         problems.append(
@@ -289,7 +290,8 @@ def prepare(
             )
     if options.protocol != "published" or model.position_limit is None:
         problems += check_lengths("--lengths", options.lengths, model)
-    else:  # a published prompt has the tokens that its characters give
+    else:
+        # a published prompt has the tokens that its characters give
         longest = dict.fromkeys(options.lengths, 0)
         for plan in plans:
             longest[plan.length] = max(longest[plan.length], tokens_needed([plan.write()]))

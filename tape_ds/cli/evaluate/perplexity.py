@@ -33,9 +33,11 @@ if TYPE_CHECKING:
     from tape_ds.scoring.window_jobs import Jobs, Texts, WindowJob
 
 NAME = "perplexity"
-STRIDE = 256  # the published one of all_tokens
+# the published one of all_tokens
+STRIDE = 256
 SPLIT = "heldout"
-LONG_PPL_SHORT = 4096  # as published
+# as published
+LONG_PPL_SHORT = 4096
 SHORTEST = 2
 """Tokens of the shortest window and document: one to start from and one to predict."""
 SCORING = ("convention", "bos", "first_window", "drop_last", "spans")
@@ -125,7 +127,8 @@ def score_all(
             texts[source.spec] = window_jobs.read_texts(
                 source, found.tokenizer(), bare=options.bos, **choice
             )
-    raise_if_any(problems)  # before the model is loaded
+    # before the model is loaded
+    raise_if_any(problems)
     jobs = window_jobs.plan(texts, options.lengths, scoring)
     require_covered(jobs, texts, options.lengths, scoring, found)
     long_jobs = {}

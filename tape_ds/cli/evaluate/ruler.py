@@ -80,7 +80,8 @@ def main(argv: list[str] | None = None) -> int:
     found: FoundModel | None = None
     with collecting(problems):
         found = models.find(options)
-    if found is None:  # its tokenizer measures everything else
+    # its tokenizer measures everything else
+    if found is None:
         raise UserError(problems)
     problems += models.check_lengths("--lengths", options.lengths, found)
     problems += check_sharing(options, found)

@@ -48,7 +48,8 @@ def _run(
     length = None
     try:
         compute, length = load(case, flags)
-    except Exception as error:  # an engine refuses a folder by any exception
+    except Exception as error:
+        # an engine refuses a folder by any exception
         errors = dict.fromkeys(prompts, _line(error))
     else:
         for name, ids in prompts.items():

@@ -55,7 +55,8 @@ def load(folder: Path, flags: str) -> tuple[common.Compute, int]:
     length = length_of(config, int(asked[1]) if asked else None)
     settings._current_vllm_config = SimpleNamespace(
         compilation_config=CompilationConfig(custom_ops=["none"]),
-        model_config=SimpleNamespace(max_model_len=length),  # which longrope's module asks for
+        # which longrope's module asks for
+        model_config=SimpleNamespace(max_model_len=length),
     )
     rotary = rotary_of(config).self_attn.rotary_emb
 

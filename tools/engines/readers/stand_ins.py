@@ -78,7 +78,8 @@ def install(*names: str) -> None:
     for name in names:
         known = getattr(import_utils, f"is_{name}_available", None)
         if known is not None:
-            known()  # its answer is kept
+            # its answer is kept
+            known()
     sys.meta_path.insert(0, _Finder(names))
 
 
