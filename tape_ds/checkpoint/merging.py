@@ -166,7 +166,8 @@ def merge(folder: str | Path, *, base_anyway: bool = False) -> PreTrainedModel:
 def original_dtype(folder: str | Path, *, base_anyway: bool = False) -> torch.dtype:
     """Return the dtype in which the base model of a folder of trained weights is stored (a model trained from scratch:
     the folder itself)."""
-    record, source = read_record(folder), str(folder)
+    record = read_record(folder)
+    source = str(folder)
     if record.base is not None:
         # nothing is put onto the base
         if any(Path(folder).glob(WHOLE_WEIGHTS)):

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tape_ds import results
-from tape_ds.arguments import Parser, add_model, add_output, below_one
+from tape_ds.arguments import Parser, add_model, add_output, below_one, values_of
 from tape_ds.data import generated
 from tape_ds.data.generated import TASKS
 from tape_ds.data.generated.addressing import AddressingTask
@@ -55,7 +55,8 @@ def main(argv: list[str] | None = None) -> int:
 
     found = models.find(options, problems)
     task = prepare(options, found, problems)
-    deciding = {option: vars(options)[option] for option in ("task", "samples", "batch_size")}
+    # other batches round otherwise, and a probability may be on the edge
+    deciding = values_of(options, ("task", "samples", "batch_size"))
     if isinstance(task, ArithmeticTask):
         name = "arithmetic"
         deciding["trained"] = list(options.trained)
@@ -90,6 +91,7 @@ def ask_all(
     model = found.load()
     cost = Cost(found.device)
     tests = task.tests(options.tested)
+    # the longest first: memory that does not suffice shows at once, and processes end together
     longest_first = sorted(tests, key=lambda test: -test.tokens)
     answered = work.run_jobs(
         [(str(test), test) for test in longest_first], partial(ask, model, options)
@@ -130,7 +132,7 @@ def show(title: str, folder: Path, figures: Mapping[str, Any]) -> None:
 
     written = heat_maps.write_generated(figures, folder, title)
     print(heat_maps.generated_summary(figures))
-    print(", ".join(str(path) for path in written))
+    print(", ".join(map(str, written)))
 
 
 def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]]:
@@ -205,6 +207,7 @@ def prepare(options: argparse.Namespace, model: "FoundModel", problems: list[Pro
     problems += complete(options, model)
     raise_if_any(problems)
     task = generated.make(options.task, options.task_options or {})
+    # ids as well as tokens: a model of another task may have the same digits in another order
     if model.tokenizer().get_vocab() != ids_of(task.vocabulary):
         wrong = f"its tokens are not those of {options.task}"
         problems.append(
@@ -328,6 +331,7 @@ def ask(model: "PreTrainedModel", options: argparse.Namespace, test: Test) -> di
     from tape_ds.scoring import exact_match, models
 
     samples = test.task.held_out(test.size, options.samples, options.seed)
+    # the room that the longest test of the cell needs, whatever the model's own length
     with models.used_at(model, test.tokens):
         together = options.batch_size * test.tokens
         verdicts = exact_match.judge(model, test.task.vocabulary, samples, batch_tokens=together)

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tape_ds import storage
-from tape_ds.arguments import Parser, add_model, add_output, length
+from tape_ds.arguments import Parser, add_model, add_output, length, values_of
 from tape_ds.errors import Problem, collecting, command, is_main_process, raise_if_any
 
 if TYPE_CHECKING:
@@ -67,12 +67,10 @@ def main(argv: list[str] | None = None) -> int:
     deciding: dict[str, Any] = {"tasks": config.tasks}
     for name in NUMBERS:
         deciding[name] = getattr(config, name)
-    for name in READING:
-        deciding[name] = vars(options)[name]
+    deciding |= values_of(options, READING)
     # the model's hash has the tokenizer
-    deciding["metadata"] = {
-        name: value for name, value in config.metadata.items() if name != "tokenizer"
-    }
+    deciding["metadata"] = dict(config.metadata)
+    deciding["metadata"].pop("tokenizer", None)
     if config.apply_chat_template:
         template = json.dumps(found.tokenizer().chat_template, sort_keys=True)
         deciding["chat_template"] = hashlib.sha256(template.encode()).hexdigest()
@@ -124,8 +122,7 @@ def main(argv: list[str] | None = None) -> int:
         with ExitStack() as held:
             resumable.from_first(lambda: work.lock(held))
             cost = Cost(found.device)
-            reading = {name: vars(options)[name] for name in READING}
-            lm = HarnessModel(found, **reading)
+            lm = HarnessModel(found, **values_of(options, READING))
             lm.tasks = tasks.tasks
             tracker = EvaluationTracker(output_path=str(work.folder / "lm_eval"))
             results = simple_evaluate(**arguments | {"model": lm, "evaluation_tracker": tracker})
@@ -144,11 +141,15 @@ def main(argv: list[str] | None = None) -> int:
             rows = sorted(samples[name], key=lambda row: row["doc_id"])
             texts = {row["doc"]["id"]: row["filtered_resps"][0] for row in rows}
             storage.write_text(file, json.dumps(texts) + "\n")
+        # SCROLLS needs them for its texts, also where they were not asked for
         shown = samples if config.log_samples else {}
         tracker.save_results_aggregated(results=results, samples=shown or None)
-        for name, each in shown.items():
-            tracker.save_results_samples(task_name=name, samples=each)
-        cut = {name: sum(each[name] for each in each_cut) for name in lm.cut}
+        for name, samples_of_task in shown.items():
+            tracker.save_results_samples(task_name=name, samples=samples_of_task)
+        cut = dict.fromkeys(lm.cut, 0)
+        for cut_there in each_cut:
+            for name in cut:
+                cut[name] += cut_there[name]
         stored = {**harness_tasks.figures(results, cut), "cost": taken}
         if begin:
             stored["unlike_lm_eval"] = {"tasks": rolling, "unscored": deciding["text_begins_with"]}
@@ -226,10 +227,9 @@ def prepare(options: argparse.Namespace) -> tuple["FoundModel", "EvaluatorConfig
         "output_path",
         "max_batch_size",
     }
-    known = {each.name for each in fields(EvaluatorConfig)} - ours
-    given = argparse.Namespace(
-        **{name: value for name, value in vars(options).items() if name in known}
-    )
+    # lm-eval would take this project's options for its own, and override them by those of a --config
+    known = {field.name for field in fields(EvaluatorConfig)} - ours
+    given = argparse.Namespace(**values_of(options, known & vars(options).keys()))
     # --log_samples asks for one
     given.output_path = "here"
     try:

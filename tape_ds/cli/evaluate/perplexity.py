@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tape_ds.arguments import Parser, add_model, add_output, below_one, length
+from tape_ds.arguments import Parser, add_model, add_output, below_one, length, values_of
 from tape_ds.data.sources import SPLITS, Source, parse_all
 from tape_ds.errors import Problem, collecting, command, raise_if_any
 from tape_ds.scoring.windows import CONVENTIONS, Scoring
@@ -78,11 +78,11 @@ def main(argv: list[str] | None = None) -> int:
     if options.convention == "blocks":
         # none: blocks follow on one another
         deciding["stride"] = options.stride
-    deciding |= {name: vars(options)[name] for name in SCORING}
+    deciding |= values_of(options, SCORING)
     if options.long_ppl:
         about_judge = None if judge is None else judge.about()
         deciding["long_ppl"] = {"short": options.long_ppl_short, "judge": about_judge}
-    deciding |= {name: vars(options)[name] for name in DOCUMENTS}
+    deciding |= values_of(options, DOCUMENTS)
     work = resumable.Evaluation(
         NAME,
         resumable.folder(options.output, found),
@@ -121,8 +121,9 @@ def score_all(
 
     texts: dict[str, list[window_jobs.ScoredText]] = {}
     problems: list[Problem] = []
-    choice = {name: vars(options)[name] for name in DOCUMENTS}
+    choice = values_of(options, DOCUMENTS)
     for source in sources:
+        # all sources' problems in one message, although reading one may take minutes
         with collecting(problems):
             texts[source.spec] = window_jobs.read_texts(
                 source, found.tokenizer(), bare=options.bos, **choice
@@ -151,6 +152,7 @@ def score_all(
         return score_windows(job)
 
     planned: list[tuple[str, WindowJob | LongJob]] = [*jobs.items(), *long_jobs.items()]
+    # the longest first: memory that does not suffice shows at once, and processes end together
     longest_first = sorted(planned, key=lambda item: -item[1].length)
     done = work.run_jobs(longest_first, score_job)
     figures = window_jobs.figures(texts, options.lengths, scoring, jobs, done)
@@ -314,8 +316,9 @@ def find_judge(
     if not judges:
         return None
     (judge,) = judges
-    own = tokenized.tokenizer_fingerprint(model.tokenizer())
-    if tokenized.tokenizer_fingerprint(judge.tokenizer()) != own:
+    # it names tokens by their place in the text, which another tokenizer divides otherwise
+    fingerprint = tokenized.tokenizer_fingerprint(model.tokenizer())
+    if tokenized.tokenizer_fingerprint(judge.tokenizer()) != fingerprint:
         wrong = f"its tokenizer is not that of {model.name_or_path}"
         problems.append(
             Problem(
@@ -337,10 +340,13 @@ def require_covered(
     """Check that each source has a full window of each length, and the model an embedding for each token."""
     covered = set()
     for job in jobs.values():
-        if not job.spans and any(
-            window.end - window.start == scoring.room(job.length) for _, window in job.windows
-        ):
+        # windows of the loss by position may be shorter
+        if job.spans:
+            continue
+        full = scoring.room(job.length)
+        if full in {window.end - window.start for _, window in job.windows}:
             covered.add((job.source, job.length))
+    # of a model with several parts, the text's
     vocabulary = model.config.get_text_config().vocab_size
     problems = []
     for source, parts in texts.items():

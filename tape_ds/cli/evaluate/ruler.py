@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tape_ds import storage
-from tape_ds.arguments import Parser, add_model, add_output, below_one, length
+from tape_ds.arguments import Parser, add_model, add_output, below_one, length, values_of
 from tape_ds.errors import (
     Problem,
     UserError,
@@ -87,7 +87,10 @@ def main(argv: list[str] | None = None) -> int:
     problems += check_sharing(options, found)
     drawn, source = draw(options, per_text, found, problems)
 
-    questions = [question for each in drawn for question in each.questions]
+    questions: list[RulerQuestion] = []
+    for task_drawn in drawn:
+        questions += task_drawn.questions
+    # the base is compared on the questions that it was asked, too
     base_replies = None
     not_compared: list[str] = []
     if base is not None:
@@ -95,10 +98,10 @@ def main(argv: list[str] | None = None) -> int:
         base_replies, not_compared = ruler_base.common(
             options.against, base, questions, source, split
         )
-    config: dict[str, Any] = {
-        name: vars(options)[name] for name in ("lengths", "samples", "chat", "chunk")
-    }
+    # What decides a number is stored with it. Other splitters give other sentences, and other places for needles.
+    config = values_of(options, ("lengths", "samples", "chat", "chunk"))
     config |= {"tasks": tasks, "sentences": splitter(tasks)}
+    # only where it is used: stored results of earlier versions stay those of the same evaluation
     shared = options.questions_per_text > 1
     if shared:
         config["questions_per_text"] = options.questions_per_text
@@ -131,9 +134,9 @@ def main(argv: list[str] | None = None) -> int:
             for question, row in zip(asked, answered[asked[0].name], strict=True):
                 replies.append(placed(question, row, shared))
         figures = ruler.figures(replies, seed=options.seed, against=base_replies)
-        room = {
-            task: [each.room for each in drawn if each.questions[0].task == task] for task in tasks
-        }
+        room: dict[str, list[int]] = {task: [] for task in tasks}
+        for task_drawn in drawn:
+            room[task_drawn.questions[0].task].append(task_drawn.room)
         figures |= {"haystack": source.spec, "not_asked": not_asked(tasks), "room": room}
         if shared:
             figures |= {"questions_per_text": per_text, "intervals": INTERVALS}
@@ -145,7 +148,7 @@ def main(argv: list[str] | None = None) -> int:
     def show(figures: Mapping[str, Any]) -> None:
         written = ruler_tables.write(figures, work.folder, title)
         print(f"\n{title}\n\n{ruler_tables.summary(figures)}\n\n{ruler_tables.table(figures)}\n")
-        print(", ".join(str(path) for path in written))
+        print(", ".join(map(str, written)))
 
     if is_main_process():
         print(f"{NAME}: {len(questions):,} questions of {len(tasks)} tasks", flush=True)
@@ -259,13 +262,13 @@ def share_texts(
     from tape_ds.scoring.ruler_generators import keys_in_text
 
     asked = max(1, options.questions_per_text)
-    found = {}
+    per_text = {}
     for task in tasks:
-        found[task] = asked if keys_in_text(task) > 1 else 1
-    if asked > 1 and tasks and max(found.values()) == 1:
+        per_text[task] = asked if keys_in_text(task) > 1 else 1
+    if asked > 1 and tasks and max(per_text.values()) == 1:
         wrong = "no text of these tasks holds several keys to ask about one by one"
         problems.append(Problem("--questions_per_text", asked, wrong, "leave it out"))
-    return found
+    return per_text
 
 
 def check_sharing(options: argparse.Namespace, model: "FoundModel") -> list[Problem]:
@@ -297,6 +300,7 @@ def draw(
     from tape_ds.scoring.ruler_generators import QA_FILES, Generators, hides_in_essays
 
     tasks = list(per_text)
+    has_essays = any(map(hides_in_essays, tasks))
     spec = options.haystack or ruler_questions.HAYSTACK
     sources: list[Source] = []
     texts: list[str] = []
@@ -305,17 +309,16 @@ def draw(
         if sources[0].tokenised:
             wrong = "it holds token ids, and needles are hidden in texts"
             raise_if_any([Problem("--haystack", spec, wrong, "name the texts")])
-        if any(hides_in_essays(task) for task in tasks):
+        if has_essays:
             texts = [document.text for document in sources[0].documents("heldout")]
-    if options.haystack is not None and tasks and not any(hides_in_essays(task) for task in tasks):
+    if options.haystack is not None and tasks and not has_essays:
         problems.append(
             Problem("--haystack", spec, "no task hides needles in essays", "leave it out")
         )
-    files = {
-        name: Path(getattr(options, name))
-        for name in QA_FILES.values()
-        if getattr(options, name) is not None
-    }
+    files = {}
+    for name, file in values_of(options, QA_FILES.values()).items():
+        if file is not None:
+            files[name] = Path(file)
     generators = Generators(lambda: texts, files)
     problems += generators.check_qa()
     tokenizer = model.tokenizer()
@@ -376,7 +379,7 @@ def splitter(tasks: Sequence[str]) -> str | None:
     """Return the name of what splits the haystack into sentences; None if there is none to split."""
     from tape_ds.scoring.ruler_generators import hides_in_essays, sentence_splitter
 
-    if any(hides_in_essays(task) for task in tasks):
+    if any(map(hides_in_essays, tasks)):
         return sentence_splitter()[0]
     return None
 
