@@ -175,7 +175,7 @@ def named(typed: str) -> tuple[str | None, str]:
 
 def without_local_rank(words: Sequence[str]) -> list[str]:
     """Remove what launchers prepend to a command line: ``--local_rank=0``, or the words ``--local_rank 0``."""
-    name, _, value = "".join(words[:1]).partition("=")
+    name, _, value = words[0].partition("=") if words else ("", "", "")
     if name not in ("--local_rank", "--local-rank"):
         return list(words)
     return list(words[1:] if value else words[2:])

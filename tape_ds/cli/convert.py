@@ -161,7 +161,7 @@ def _from_reference(source: str, variant: str) -> Any:
     if not files or not (folder / "config.json").is_file():
         remedy = "give a folder with config.json and *.safetensors (no pickles are read)"
         raise UserError(Problem("source", source, "no reference checkpoint", remedy))
-    tensors = {}
+    tensors: dict[str, Any] = {}
     for file in files:
         tensors |= weight_files.read(file, "source")
     config = json_file.read(folder / "config.json", "source", source)

@@ -62,6 +62,7 @@ def main(argv: list[str] | None = None) -> int:
         remedy = "give an id in small letters, such as apache-2.0, llama3 or other"
         problems.append(Problem("--license", options.license, "not an id of a licence", remedy))
     problems += table.check_names("--check", options.check)
+    # seconds: not for --help
     import torch
 
     from tape_ds.checkpoint import source_model
@@ -76,6 +77,7 @@ def main(argv: list[str] | None = None) -> int:
             base_anyway=options.base_anyway,
             any_llama=options.out is None and options.gguf is not None,
         )
+    # engines read config.json alone: what they would compute is known before anything is written
     served: Mapping[str, Any] | None = None
     if options.out is not None and source is not None:
         served = config_json.planned(source.config)
@@ -86,6 +88,7 @@ def main(argv: list[str] | None = None) -> int:
     planned = None
     if options.gguf is not None and source is not None:
         kind = gguf_file.type_of(options.gguf_type, dtype or source.dtype)
+        # the plan reads the tokenizer and the names of all tensors, which only make sense for a model that fits
         unfit = gguf_file.check(source, kind)
         problems += unfit
         name = options.name or Path(options.gguf).stem
@@ -104,6 +107,7 @@ def main(argv: list[str] | None = None) -> int:
         print_engines(served, options.check)
         _write_folder(options, source, dtype)
     if planned is not None:
+        # once, with the folder, is enough: both are merged alike
         numbers = gguf_file.write(
             planned, source, Path(options.gguf), options.check_logits and served is None
         )
@@ -165,6 +169,7 @@ def _check_places(options: argparse.Namespace) -> list[Problem]:
     options.gguf_type = _TYPES.get(options.gguf_type.lower(), options.gguf_type)
     if options.gguf_type not in _TYPES.values():
         known = ", ".join(kind for kind in _TYPES.values() if kind != "auto")
+        # all else is checked with the default
         problems.append(
             Problem(
                 "--gguf_type",

@@ -33,6 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     out = Path(options.out)
     folder = run_folder.trained_of(Path(options.trained))
     raise_if_any(paths.check_new("out", out) or checkpoint.check_outside("out", out))
+    # seconds: not for --help
     import torch
 
     from tape_ds.data import tokenizer as tokenizers
@@ -40,10 +41,12 @@ def main(argv: list[str] | None = None) -> int:
 
     quieten_libraries()
     of_peft = weight_files.is_adapter(folder) and not (folder / run_folder.RECORD).is_file()
-    found = (_of_peft if of_peft else _of_run)(folder, options.base_anyway, options.check_logits)
+    read = _of_peft if of_peft else _of_run
+    found = read(folder, options.base_anyway, options.check_logits)
     dtype = found.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
     parameters = 0
 
+    # training turns the key/value cache off, and a whole model is there to generate
     def with_cache(model: "PreTrainedModel") -> "PreTrainedModel":
         model.config.use_cache = True
         return model
@@ -53,6 +56,7 @@ def main(argv: list[str] | None = None) -> int:
         model = found.model.write(folder, dtype, with_cache)
         parameters = model.num_parameters()
         if found.tokenizer is not None:
+            # peft keeps the tokenizer as it was before training made the model's context longer
             length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
             if length is not None:
                 found.tokenizer.model_max_length = length

@@ -69,6 +69,7 @@ _DOCUMENTED = (
 def answered(argv: list[str], kind: type[Recipe]) -> bool:
     """Print help or the list of recipes on the main process if a command line asks for it, and return whether it does.
     Raises UserError: help is asked for an unknown field."""
+    # launchers add it
     words = [word for word in argv if not word.startswith("--local_rank")]
     lines: list[str] = []
     if "--list" in words:

@@ -53,6 +53,7 @@ def main(argv: list[str] | None = None) -> int:
     from tape_ds.scoring import models
     from tape_ds.serving import settings
 
+    # of the package's extra: everything else works without them
     problems = []
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
@@ -61,6 +62,7 @@ def main(argv: list[str] | None = None) -> int:
     is_ipv6 = ":" in options.host
     host = f"[{options.host}]" if is_ipv6 else options.host
     port = options.port
+    # taken and given back, so that a port in use is known before minutes of loading
     try:
         family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
         with socket.create_server((options.host, port), family=family) as free:

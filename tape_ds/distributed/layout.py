@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from tape_ds.errors import Problem
 
-SEQUENCE, TENSOR = "sequence_parallel_size", "tensor_parallel_size"
-"""Fields of every recipe."""
-
+# fields of every recipe
+SEQUENCE = "sequence_parallel_size"
+TENSOR = "tensor_parallel_size"
 
 Offload = Literal["none", "cpu", "nvme"]
 Layers = Literal[1, "selective"]
@@ -108,11 +108,10 @@ class Layout:
 
     def shards(self, stage: int = 0) -> int:
         """Number of shards of what ZeRO ``stage`` partitions; of what every stage does without one."""
-        return (
-            self.world // self.tensor
-            if stage == 0 or (self.zero is not None and self.zero >= stage)
-            else 1
-        )
+        # each piece of a model that is cut has shards of its own
+        if stage == 0 or (self.zero is not None and self.zero >= stage):
+            return self.world // self.tensor
+        return 1
 
     def flags(self) -> dict[str, str]:
         """Return the fields of a recipe for this layout, as a command line takes them."""
@@ -136,11 +135,14 @@ class Layout:
 
     def command_line(self, other: "Layout | None" = None) -> str:
         """Return the flags that turn a recipe of the layout ``other`` (None: any recipe) into this one."""
-        before, always = (other or Layout()).flags(), ("deepspeed", "per_device_train_batch_size")
-        own = self.flags().items()
-        return " ".join(
-            f"--{name} {value}" for name, value in own if name in always or value != before[name]
-        )
+        before = (other or Layout()).flags()
+        words = []
+        for name, value in self.flags().items():
+            # recipes have different values of these two
+            is_always = name in ("deepspeed", "per_device_train_batch_size")
+            if is_always or value != before[name]:
+                words.append(f"--{name} {value}")
+        return " ".join(words)
 
 
 def check_heads(
@@ -150,11 +152,12 @@ def check_heads(
 
     Each takes the same number of query heads: whole key/value groups, or a part of one.
     """
-    fitting = [
-        each
-        for each in range(1, heads + 1)
-        if heads % each == 0 and (key_value_heads % each == 0 or each % key_value_heads == 0)
-    ]
+    fitting = []
+    for ranks in range(1, heads + 1):
+        # several key/value heads for each rank, or several ranks for each of them
+        fits_groups = key_value_heads % ranks == 0 or ranks % key_value_heads == 0
+        if heads % ranks == 0 and fits_groups:
+            fitting.append(ranks)
     if size not in fitting:
         wrong = f"{size} processes cannot share the model's {heads} query heads on {key_value_heads} key/value heads"
         yield Problem(field, size, wrong, f"give one of: {', '.join(map(str, fitting))}")

@@ -35,7 +35,9 @@ class ProcessInfo:
 
     @property
     def machine(self) -> str:
-        return self.host if self.node is None else f"node_rank {self.node} ({self.host})"
+        if self.node is None:
+            return self.host
+        return f"node_rank {self.node} ({self.host})"
 
 
 def current(environ: Mapping[str, str] | None = None) -> ProcessInfo:
@@ -43,9 +45,10 @@ def current(environ: Mapping[str, str] | None = None) -> ProcessInfo:
     variables = os.environ if environ is None else environ
 
     def number(*names: str) -> int | None:
-        return next(
-            (int(variables[name]) for name in names if variables.get(name, "").isdigit()), None
-        )
+        for name in names:
+            if variables.get(name, "").isdigit():
+                return int(variables[name])
+        return None
 
     # names set by DeepSpeed's launch.py, then torchrun's, then srun's
     return ProcessInfo(

@@ -81,7 +81,9 @@ class VocabularyShard:
         loss, others = _Loss.apply(
             hidden_ND, weight, targets_N, ignore_index, self, wanted, given_N, cap
         )
-        return loss if given_N is None else torch.cat((loss[None], others))
+        if given_N is None:
+            return loss
+        return torch.cat((loss[None], others))
 
     @torch.no_grad()
     def separate_losses(
@@ -146,7 +148,8 @@ class _Loss(torch.autograd.Function):
         others = loss.new_zeros(2)
         d_hidden_ND = torch.zeros_like(hidden_ND) if for_hidden else None
         sum_vD: Tensor | None = None
-        weight, ignored_N = weight_vD.to(dtype), targets_N == ignore_index
+        weight = weight_vD.to(dtype)
+        ignored_N = targets_N == ignore_index
         # not of its own piece: all must exchange equally long chunks
         chunk = chunked.chunk_tokens(max(part.sizes))
         # the same in every process: they have the same sequences
@@ -159,12 +162,12 @@ class _Loss(torch.autograd.Function):
                 ignored_C1 = ignored_N[rows, None]
                 hidden_CD = hidden_ND[rows].to(dtype).masked_fill(ignored_C1, 0)
                 logits_Cv = (hidden_CD @ weight.t()).to(loss.dtype)
-                found = part.normalise(logits_Cv, targets_N[rows])
-                losses_C = found.losses_C.masked_fill(ignored_C1[:, 0], 0)
+                softmax = part.normalise(logits_Cv, targets_N[rows])
+                losses_C = softmax.losses_C.masked_fill(ignored_C1[:, 0], 0)
                 # the loss's derivative in this process's logits
-                slope_Cv = found.p_Cv
-                target = (~found.absent_C[:, None]).to(slope_Cv.dtype)
-                slope_Cv.scatter_add_(-1, found.local_C[:, None], target.neg())
+                slope_Cv = softmax.p_Cv
+                target = (~softmax.absent_C[:, None]).to(slope_Cv.dtype)
+                slope_Cv.scatter_add_(-1, softmax.local_C[:, None], target.neg())
                 if given_N is None:
                     loss += losses_C.sum()
                 else:
@@ -190,8 +193,9 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        found = [
-            None if gradient is None else chunked.scaled_gradient(gradient, gradients[0], dtype)
-            for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        ]
-        return (*found, None, None, None, None, None, None)
+        scaled = []
+        for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True):
+            if gradient is not None:
+                gradient = chunked.scaled_gradient(gradient, gradients[0], dtype)
+            scaled.append(gradient)
+        return (*scaled, None, None, None, None, None, None)

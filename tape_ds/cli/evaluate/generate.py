@@ -40,6 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     options = parser.parse_args(argv)
     problems = below_one(options, "max_new_tokens")
+    # each rank would write its reply between the tokens of the others
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if processes > 1:
         problems.append(
@@ -62,6 +63,7 @@ def main(argv: list[str] | None = None) -> int:
         problems.append(
             Problem("--prompt", prompt, "the tokenizer makes no token of it", "give another text")
         )
+    # a token beyond the embeddings ends a process on a GPU without a message
     problems += models.check_tokens("--prompt", ids, found)
     length = len(ids) + options.max_new_tokens
     raise_if_any(problems + models.check_lengths("tokens of prompt and reply", [length], found))

@@ -165,6 +165,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Return this project's options for the model, and lm-eval's own for everything else."""
+    # it logs what it imports, before the first message of this command
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
     from lm_eval._cli.run import Run
 
@@ -227,7 +228,7 @@ def prepare(options: argparse.Namespace) -> tuple["FoundModel", "EvaluatorConfig
         "output_path",
         "max_batch_size",
     }
-    # lm-eval would take this project's options for its own, and override them by those of a --config
+    # lm-eval has options of these names, which mean something else to it
     known = {field.name for field in fields(EvaluatorConfig)} - ours
     given = argparse.Namespace(**values_of(options, known & vars(options).keys()))
     # --log_samples asks for one

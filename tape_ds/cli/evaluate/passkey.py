@@ -124,7 +124,7 @@ def count(rows: Sequence[tuple[int, float | None, dict[str, Any]]]) -> dict[str,
         by_length[nominal].append(row)
     cells = []
     for (nominal, depth), in_cell in sorted(by_cell.items()):
-        # None: a tokenizer that writes the key in tokens of its own has no ids to compare
+        # None: not every tokenizer has ids of the key alone
         same_ids = [row["same_ids"] for row in in_cell]
         correct_ids = None if None in same_ids else sum(same_ids)
         cell = {

@@ -340,7 +340,7 @@ def require_covered(
     """Check that each source has a full window of each length, and the model an embedding for each token."""
     covered = set()
     for job in jobs.values():
-        # windows of the loss by position may be shorter
+        # the loss by position comes in addition to these
         if job.spans:
             continue
         full = scoring.room(job.length)
