@@ -81,7 +81,7 @@ class EngineState:
         if not by_rank or sorted(by_rank) != list(range(len(by_rank))):
             of = f" of tensor-parallel rank {tensor}" if tensor else ""
             raise ValueError(f"the parts of ranks {sorted(by_rank)}{of} are no complete set")
-        names = [by_rank[rank] for rank in sorted(by_rank)]
+        _, names = zip(*sorted(by_rank.items()), strict=True)
         # whatever is not where ZeRO puts it is a file of another form: one message for all of it, below
         try:
             self.parts = [load(folder / name)["optimizer_state_dict"] for name in names]

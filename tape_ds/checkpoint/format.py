@@ -122,7 +122,7 @@ def missing_files(folder: Path, manifest: Manifest) -> list[str]:
         elif path.stat().st_size != entry.size:
             faults.append(f"{name} has {path.stat().st_size:,} bytes instead of {entry.size:,}")
     present.pop(MANIFEST, None)
-    return faults + [f"{name} does not belong to it" for name in sorted(present)]
+    return [*faults, *map("{} does not belong to it".format, sorted(present))]
 
 
 def _present(folder: Path) -> dict[str, Path]:

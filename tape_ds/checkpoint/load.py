@@ -155,9 +155,11 @@ def require_fitting(resumed: Resumed | None, stage: int | None, tensor: int = 1)
 
 
 def describe(resumed: Resumed, differences: list[Any]) -> list[str]:
-    lines = [f"not used: {folder}" for folder in resumed.passed_over]
-    lines += [f"resuming with another value: {difference}" for difference in differences]
-    return [*lines, f"resuming from {resumed.folder} (step {resumed.manifest.step})"]
+    return [
+        *map("not used: {}".format, resumed.passed_over),
+        *map("resuming with another value: {}".format, differences),
+        f"resuming from {resumed.folder} (step {resumed.manifest.step})",
+    ]
 
 
 def restore(trainer: Any, folder: Path) -> None:
@@ -209,10 +211,10 @@ def restore(trainer: Any, folder: Path) -> None:
         group.update(of_recipe)
     if rates is not None:
         step = schedule.last_epoch
-        scaled = [scale(step) for scale in schedule.lr_lambdas]
-        for group, rate, scale in zip(optimizer.param_groups, rates, scaled, strict=True):
+        scales = schedule.lr_lambdas
+        for group, rate, scale in zip(optimizer.param_groups, rates, scales, strict=True):
             group["initial_lr"] = rate
-            group["lr"] = rate * scale
+            group["lr"] = rate * scale(step)
         schedule.base_lrs = rates
         schedule._last_lr = [group["lr"] for group in optimizer.param_groups]
 

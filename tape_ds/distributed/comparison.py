@@ -24,6 +24,7 @@ from tape_ds.distributed import process_info, rendezvous
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import Problem, raise_if_any, redacted
 from tape_ds.kernels import jit
+from tape_ds.numbers import some
 
 GLOO = "GLOO_SOCKET_IFNAME"
 """Environment variable that gloo reads."""
@@ -223,7 +224,7 @@ def differences(records: Sequence[Mapping[str, Any]]) -> list[Problem]:
             )
             if names and subject == "code":
                 wrong = f"not as on {others} (commit {here['commit'][:12]}, there {there['commit'][:12]})"
-                problems.append(Problem(f"code on {machines}", _some(names), wrong, remedy))
+                problems.append(Problem(f"code on {machines}", some(names, NAMED), wrong, remedy))
                 continue
             for name in names:
                 wrong = f"it is {expected.get(name, 'absent')} on {others}"
@@ -234,14 +235,7 @@ def differences(records: Sequence[Mapping[str, Any]]) -> list[Problem]:
 
 
 def _machines(records: Sequence[Mapping[str, Any]]) -> str:
-    return _some(list(dict.fromkeys(record["machine"] for record in records)))
-
-
-def _some(names: Sequence[str]) -> str:
-    text = ", ".join(names[:NAMED])
-    if len(names) > NAMED:
-        text += f" and {len(names) - NAMED} more"
-    return text
+    return some(list(dict.fromkeys(record["machine"] for record in records)), NAMED)
 
 
 def _digest(content: bytes) -> str:

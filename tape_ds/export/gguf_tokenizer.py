@@ -9,6 +9,7 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,7 @@ def read(tokenizer: Any, config: Any, choice: str, end_ids: list[int]) -> GgufTo
         )
     _add_tokens(found, tokens, rows, tokenizer.added_tokens_decoder)
     if is_byte_level:
-        found.merges = [_merge(pair) for pair in content["model"]["merges"]]
+        found.merges = list(map(_merge, content["model"]["merges"]))
     else:
         _type_pieces(found, content["model"].get("unk_token"))
         found.scores = _scores(
@@ -168,12 +169,10 @@ def _steps(content: Any) -> list[dict[str, Any]]:
     """Return the steps of a part of ``tokenizer.json``, sequences unfolded."""
     if not content:
         return []
-    inner = [
-        content[name] for name in ("pretokenizers", "normalizers", "decoders") if name in content
-    ]
-    if not inner:
-        return [content]
-    return [step for each in inner[0] for step in _steps(each)]
+    for name in ("pretokenizers", "normalizers", "decoders"):
+        if name in content:
+            return list(chain.from_iterable(map(_steps, content[name])))
+    return [content]
 
 
 def _has(content: Any, part: str, kind: str) -> bool:
@@ -184,10 +183,11 @@ def _has_space_prefix(content: Any) -> bool:
     """Return whether a text begins with a space of SentencePiece's."""
     if _has(content, "normalizer", "Prepend"):
         return True
-    return any(
-        step.get("type") == "Metaspace" and step.get("prepend_scheme", "always") != "never"
-        for step in _steps(content.get("pre_tokenizer"))
-    )
+    for step in _steps(content.get("pre_tokenizer")):
+        # the default of the package tokenizers
+        if step.get("type") == "Metaspace" and step.get("prepend_scheme", "always") != "never":
+            return True
+    return False
 
 
 def _add_tokens(
@@ -201,9 +201,10 @@ def _add_tokens(
             found.types.append(TokenType.UNUSED)
             continue
         kind = TokenType.NORMAL
-        if number in added:
-            kind = TokenType.CONTROL if added[number].special else TokenType.USER_DEFINED
-        if kind == TokenType.USER_DEFINED:
+        if number in added and added[number].special:
+            kind = TokenType.CONTROL
+        elif number in added:
+            kind = TokenType.USER_DEFINED
             # llama.cpp looks for it in the text as it is
             token = token.replace(_SPACE, " ")
         found.tokens.append(token)
@@ -231,7 +232,10 @@ def _scores(
     ranks: dict[str, int] = {}
     last = ""
     for rank, pair in enumerate(merges):
-        whole = "".join(pair.split(" ", 1) if isinstance(pair, str) else pair)
+        # older files have a pair as one text
+        if isinstance(pair, str):
+            pair = pair.split(" ", 1)
+        whole = "".join(pair)
         if whole in ranks and whole != last:
             wrong = f"its merges make {whole!r} at two places of their order: they are not SentencePiece's"
             raise _refused("BPE", wrong)
@@ -259,8 +263,9 @@ def _special_ids(tokenizer: Any, config: Any, end_ids: list[int]) -> dict[str, i
     """Return the ids of special tokens: the tokenizer's, else the model's."""
     found = {}
     for name in _ID_KEYS:
-        own = getattr(tokenizer, f"{name}_token_id", None)
-        number = getattr(config, f"{name}_token_id", None) if own is None else own
+        number = getattr(tokenizer, f"{name}_token_id", None)
+        if number is None:
+            number = getattr(config, f"{name}_token_id", None)
         if isinstance(number, int):
             found[name] = number
     others = [number for number in end_ids if number != found.get("eos")]

@@ -62,6 +62,7 @@ class CompletionForm:
         return [event({"error": refusal.error}), DONE]
 
     def _chunk(self, choices: list[dict[str, Any]]) -> str:
+        # with stream_options every chunk has the field
         last = {"usage": None} if self.wants_usage else {}
         return event({**self.head, "choices": choices, **last})
 
@@ -78,6 +79,7 @@ class CompletionForm:
         for token in tokens:
             name = self.served.texts.of(token.scored.token)[0]
             names.append(name)
+            # a text's first token has no place before it
             if token.scored.logprob is None:
                 own.append(None)
                 top.append(None)

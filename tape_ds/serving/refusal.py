@@ -51,8 +51,10 @@ def of_validation(errors: Sequence[Mapping[str, Any]], body: Any) -> RefusalErro
             # of several fields: the message names one
             message = error["msg"].removeprefix("Value error, ")
             named, _, rest = message.partition(": ")
-            is_field = isinstance(body, dict) and named in body
-            wrong.setdefault(named if is_field else "", []).append(rest if is_field else message)
+            if not (isinstance(body, dict) and named in body):
+                named = ""
+                rest = message
+            wrong.setdefault(named, []).append(rest)
             continue
         # a field that may have one of several forms has errors of each; the deepest fits best what was written
         top = path[0]
@@ -60,8 +62,9 @@ def of_validation(errors: Sequence[Mapping[str, Any]], body: Any) -> RefusalErro
             continue
         if len(path) > depths.get(top, 0):
             depths[top] = len(path)
-            for field in [each for each in wrong if each.split(".")[0] == top]:
-                del wrong[field]
+            for field in list(wrong):
+                if field.split(".")[0] == top:
+                    del wrong[field]
         message = error["msg"].removeprefix("Value error, ")
         messages = wrong.setdefault(".".join(path), [])
         if message not in messages:

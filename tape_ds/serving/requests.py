@@ -181,6 +181,7 @@ class CompletionRequest(Sampled):
     def prompts(self) -> Sequence[str | list[int]]:
         if isinstance(self.prompt, str):
             return [self.prompt]
+        # one prompt of ids, not one for each id
         if isinstance(self.prompt[0], int):
             return [self.prompt]
         return self.prompt

@@ -3,7 +3,7 @@ OpenAI's defaults.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -40,12 +40,8 @@ class Defaults:
     @property
     def changed(self) -> dict[str, Any]:
         """Return the fields that differ from OpenAI's."""
-        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
-        return {
-            name: getattr(self, name)
-            for name in names
-            if getattr(self, name) != getattr(Defaults(), name)
-        }
+        usual = asdict(Defaults())
+        return {name: value for name, value in asdict(self).items() if value != usual[name]}
 
 
 # of generation_config: what ends a text is tape_ds.scoring.generation.ends_of, how long it may be is --max_length, and
@@ -145,6 +141,7 @@ class AnswerSettings:
             )
         if self.logit_bias:
             processors.append(Biased(self.logit_bias))
+        # the rest moves no token to the first place
         if self.is_greedy:
             return processors
         if self.temperature != 1:

@@ -36,19 +36,19 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
     parser.add_argument("--page", action="store_true", help="only write the tables of the book")
     options = parser.parse_args(argv)
-    unknown = [name for name in options.engines if name not in known]
-    raise_if_any(
-        [
-            Problem("engines", name, "not one that runs here", did_you_mean(name, known))
-            for name in unknown
-        ]
-    )
+    problems = []
+    for name in options.engines:
+        if name not in known:
+            remedy = did_you_mean(name, known)
+            problems.append(Problem("engines", name, "not one that runs here", remedy))
+    raise_if_any(problems)
 
     if options.page:
         page.write()
         return 0
 
     failed = []
+    # one set of folders for all engines, each in an environment of its own
     with tempfile.TemporaryDirectory(prefix="engines-") as temporary:
         folder = Path(temporary) / "cases"
         cases.write(folder)
@@ -67,6 +67,7 @@ def _run(name: str, folder: Path, out: Path, results: Path) -> list[str]:
         cost = environments.run(name, folder, out, CACHE / name)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         log = out / "log.txt"
+        # what pip or the reader has said last; there is no log where pip did not start
         tail = log.read_text(encoding="utf-8")[-2000:] if log.is_file() else ""
         return [f"{name}: {error}\n{tail}"]
     environment = environments.ENVIRONMENTS[name]

@@ -123,6 +123,7 @@ def write(folder: Path) -> None:
 
 def configuration(case: Case) -> PreTrainedConfig:
     """Return the configuration of a case's model, as transformers has it."""
+    # dynamic scaling begins beyond the model's length, which is the native one
     rope = {"rope_theta": 10_000.0, **SCALINGS[case.scaling]}
     length = NATIVE if rope["rope_type"] == "dynamic" else _TARGET
     kind = CONFIG_MAPPING[case.family]
@@ -144,6 +145,7 @@ def _write_case(
 ) -> None:
     config = configuration(case)
     config.dtype = torch.float32
+    # the weights of a family are the same in all its cases: what differs is the scaling alone
     torch.manual_seed(0)
     model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     if case.family in weights:
@@ -154,12 +156,14 @@ def _write_case(
     _tokenizer().save_pretrained(out)
     exported = spelled(case, json.loads((out / "config.json").read_text(encoding="utf-8")))
     (out / "config.json").write_text(json.dumps(exported, indent=2), encoding="utf-8")
-    flags = {
-        each.engine.name: each.says for each in table.verdicts(exported) if each.result == "flag"
-    }
+    flags = {}
+    for verdict in table.verdicts(exported):
+        if verdict.result == "flag":
+            flags[verdict.engine.name] = verdict.says
     # which readers pass on
     (out / "flags.json").write_text(json.dumps(flags), encoding="utf-8")
 
+    # the reference is of the folder, as it is read, since the spelling is what is tried
     again: Any = AutoModelForCausalLM.from_pretrained(
         out, attn_implementation="eager", dtype=torch.float32
     ).eval()
@@ -191,6 +195,7 @@ def _table(rotary: Any, length: int) -> np.ndarray:
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:
+    # some engines read no folder without a tokenizer, although prompts are ids
     vocabulary = {f"w{index}": index for index in range(_VOCABULARY)}
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()

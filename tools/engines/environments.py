@@ -156,6 +156,7 @@ def run(name: str, cases: Path, out: Path, place: Path) -> EnvironmentCost:
             "--disable-pip-version-check",
         ]
         subprocess.run([*pip, *environment.packages], check=True)
+        # without what they require, which is large and not needed to read a folder
         if environment.alone:
             subprocess.run([*pip, "--no-deps", *environment.alone], check=True)
         used = sum(

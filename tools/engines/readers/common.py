@@ -31,7 +31,10 @@ def main(engine: str, load: Load, *, logits: bool = True) -> None:
     prompts = json.loads((folder / "prompts.json").read_text())
     families = sys.argv[3:]
     folders = sorted(path.parent for path in folder.glob("*/transformers.npz"))
-    for case in (each for each in folders if each.name.partition("-")[0] in families):
+    for case in folders:
+        # a family is one word
+        if case.name.partition("-")[0] not in families:
+            continue
         names = np.load(case / ("transformers.npz" if logits else "tables.npz")).files
         asked = {name: prompts[name] for name in names}
         flags = " ".join(json.loads((case / "flags.json").read_text()).get(engine, []))
@@ -63,6 +66,7 @@ def _run(
 
 
 def _line(error: Exception) -> str:
+    # the whole of it is in the log
     traceback.print_exception(error)
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 

@@ -39,6 +39,7 @@ def length_of(config: Any, asked: int | None) -> int:
 
 def rotary_of(config: Any) -> Any:
     module: Any = importlib.import_module(f"vllm.model_executor.models.{config.model_type}")
+    # there is no process group to ask
     module.get_tensor_model_parallel_world_size = lambda: 1
     layer = getattr(module, CLASSES[config.model_type])
     given = SimpleNamespace(
