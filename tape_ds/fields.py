@@ -147,21 +147,21 @@ class Section(BaseModel):
             for error in invalid.errors(include_url=False):
                 section = cls
                 name = str(error["loc"][0])
-                own = name
+                field_name = name
                 if (
-                    own in cls.model_fields
-                    and (inner := _section(cls.model_fields[own]))
+                    field_name in cls.model_fields
+                    and (inner := _section(cls.model_fields[field_name]))
                     and len(error["loc"]) > 1
                 ):
                     section = inner
-                    own = str(error["loc"][1])
-                    name = f"{name}_{own}"
+                    field_name = str(error["loc"][1])
+                    name = f"{name}_{field_name}"
                 value = flat.get(name)
                 kind = error["type"]
                 cause = error.get("ctx", {}).get("error")
                 if kind == "extra_forbidden":
                     problem = Problem(
-                        name, value, "unknown field", did_you_mean(own, section.model_fields)
+                        name, value, "unknown field", did_you_mean(field_name, section.model_fields)
                     )
                 elif kind == "missing":
                     problem = Problem(
@@ -170,7 +170,7 @@ class Section(BaseModel):
                 elif isinstance(cause, WrongValueError):
                     problem = Problem(name, value, str(cause), cause.remedy)
                 elif kind.startswith(("greater_than", "less_than")):
-                    field = section.model_fields[own]
+                    field = section.model_fields[field_name]
                     # an item of a list has its bounds in the error
                     bounds = _bounds(field) or error["ctx"]
                     remedy = _RANGES[tuple(sorted(bounds))].format(**bounds)
@@ -179,7 +179,7 @@ class Section(BaseModel):
                         optional = ", or null"
                     problem = Problem(name, value, "out of range", remedy + optional)
                 else:
-                    annotation = section.model_fields[own].annotation
+                    annotation = section.model_fields[field_name].annotation
                     quotes = ""
                     if takes(annotation, str):
                         quotes = " (in quotes if it looks like a number)"

@@ -58,13 +58,13 @@ class SavedPart:
             return
         path = self.folder / name
 
-        def write() -> None:
+        def write_file() -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             task(path)
             storage.sync(path)
             self.entries[name] = checkpoint.entry(path)
 
-        self.attempt(write)
+        self.attempt(write_file)
 
     def attempt(self, task: Callable[[], Any]) -> None:
         """Run ``task`` now, which writes into the folder. Either it has no collectives, or all ranks run it, and it
@@ -126,7 +126,7 @@ class EngineFiles(TorchCheckpointEngine):
         assert self.part is not None
         content = _copied(state_dict) if self.part.background else state_dict
         name = Path(path).relative_to(self.part.folder).as_posix()
-        self.part.write(name, lambda target: save(content, target))
+        self.part.write(name, lambda target: save_pickle(content, target))
 
     def load(self, path: str, map_location: Any = None) -> Any:
         try:
@@ -166,7 +166,7 @@ def refusal(
     return refused
 
 
-def save(content: Any, path: Path) -> None:
+def save_pickle(content: Any, path: Path) -> None:
     # by an open file, so that a full disk is an OSError
     with path.open("wb") as file:
         torch.save(content, file)

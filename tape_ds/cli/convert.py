@@ -79,13 +79,13 @@ def main(argv: list[str] | None = None) -> int:
     converted, tokenizer = convert_source(options)
     model: Any = None
 
-    def write(folder: Path) -> None:
+    def write_folder(folder: Path) -> None:
         nonlocal model
         model = converted(folder)
         if tokenizer is not None:
             tokenizers.save(tokenizer, folder)
 
-    building.build_aside(Path(options.out), write, "out")
+    building.build_aside(Path(options.out), write_folder, "out")
     print(
         f"{options.out}: {type(model).__name__}, {model.num_parameters() / 1e6:,.2f} M parameters"
     )
@@ -144,12 +144,12 @@ def convert_source(options: argparse.Namespace) -> tuple[Callable[[Path], Any], 
     load = partial(convert.load, source, config)
     whole = merging.of_folder(Path(source), load, config, "source", options.source)
 
-    def write(folder: Path) -> Any:
+    def write_whole(folder: Path) -> Any:
         model = whole.write(folder, exact.stored_dtype(source, native), change)
         _note(model.config, tokenizer)
         return model
 
-    return write, tokenizer
+    return write_whole, tokenizer
 
 
 def _from_reference(source: str, variant: str) -> Any:

@@ -124,12 +124,12 @@ def _check_places(options: argparse.Namespace) -> list[Problem]:
     problems = []
     if options.out is not None:
         out = Path(options.out)
-        found = paths.check_new("out", out) or checkpoint.check_outside("out", out)
-        if not found and not out.resolve().parent.is_dir():
-            found.append(
+        unfit = paths.check_new("out", out) or checkpoint.check_outside("out", out)
+        if not unfit and not out.resolve().parent.is_dir():
+            unfit.append(
                 Problem("out", options.out, "the folder around it does not exist", "make it first")
             )
-        problems += found
+        problems += unfit
     else:
         if options.push is not None:
             problems.append(
@@ -142,20 +142,20 @@ def _check_places(options: argparse.Namespace) -> list[Problem]:
             problems.append(Problem("--check", " ".join(options.check), wrong, "name one: OUT"))
     if options.gguf is not None:
         file = Path(options.gguf)
-        found = paths.check_new("--gguf", file)
+        unfit = paths.check_new("--gguf", file)
         if file.suffix != ".gguf":
-            found.append(
+            unfit.append(
                 Problem(
                     "--gguf", options.gguf, "the name of a GGUF file ends in .gguf", f"{file}.gguf"
                 )
             )
-        elif not found and not file.resolve().parent.is_dir():
-            found.append(
+        elif not unfit and not file.resolve().parent.is_dir():
+            unfit.append(
                 Problem(
                     "--gguf", options.gguf, "the folder around it does not exist", "make it first"
                 )
             )
-        problems += found
+        problems += unfit
     elif options.gguf_type != "auto" or options.gguf_tokenizer != "auto":
         given = "--gguf_tokenizer"
         if options.gguf_type != "auto":

@@ -33,7 +33,9 @@ class TensorCut:
         return piece.numel() // piece.shape[self.dim] * sum(self.sizes)
 
 
-def cut(parameter: nn.Parameter, dim: int, sizes: Sequence[int], group: RankGroup) -> None:
+def cut_parameter(
+    parameter: nn.Parameter, dim: int, sizes: Sequence[int], group: RankGroup
+) -> None:
     """Keep this process's piece, in place; a tied parameter is cut once."""
     if cut_of(parameter) is not None:
         return

@@ -88,12 +88,12 @@ def _check_lines(option: str, name: str) -> list[Problem]:
     for number, line in enumerate(map(str.strip, text.split("\n")), 1):
         if not line or line.startswith("#"):
             continue
-        found = _LINE.fullmatch(line)
-        if found is None:
+        match = _LINE.fullmatch(line)
+        if match is None:
             wrong = f"line {number} is {line!r}: not a name, a space, and slots= with a number"
             problems.append(Problem(option, name, wrong, f"write it as {_as_meant(line)!r}"))
             continue
-        host = found["host"]
+        host = match["host"]
         if not _HOST.fullmatch(host):
             wrong = f"line {number}: {host!r} is no name of a machine"
             problems.append(
@@ -101,9 +101,9 @@ def _check_lines(option: str, name: str) -> list[Problem]:
                     option, name, wrong, "write its name or address, without a port (--ssh_port)"
                 )
             )
-        digits = found["slots"].lstrip("0")
+        digits = match["slots"].lstrip("0")
         is_count = digits != "" and len(digits) < 6 and int(digits) <= _MOST_SLOTS
-        if not is_count or found["rest"][:1].strip():
+        if not is_count or match["rest"][:1].strip():
             wrong = f"line {number} is {line!r}: no number of processes of a machine"
             problems.append(
                 Problem(option, name, wrong, f"write it as '{host} slots=8', or remove the line")

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from tape_ds.distributed import vocabulary
-from tape_ds.distributed.cuts import cut, cut_of
+from tape_ds.distributed.cuts import cut_of, cut_parameter
 from tape_ds.distributed.group import GroupShards, RankGroup
 from tape_ds.distributed.layout import TENSOR, Layout, check_cuts
 from tape_ds.distributed.rank_sync import RankSync
@@ -131,11 +131,13 @@ def _cut(module: nn.Module, style: str, part: vocabulary.VocabularyShard) -> Non
             kind = _kind(name)
             dim = None if kind is None else _DIMENSION[style][kind]
             if dim is not None:
-                cut(parameter, dim, _sizes(parameter.shape[dim], part.group.size), part.group)
+                cut_parameter(
+                    parameter, dim, _sizes(parameter.shape[dim], part.group.size), part.group
+                )
     for layer in module.modules():
         if style == "vocabulary" and isinstance(layer, nn.Embedding | OutputHead):
             for parameter in layer.parameters():
-                cut(parameter, 0, part.sizes, part.group)
+                cut_parameter(parameter, 0, part.sizes, part.group)
             if isinstance(layer, OutputHead):
                 layer.part = part
             elif layer.padding_idx is not None:

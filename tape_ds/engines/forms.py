@@ -71,6 +71,7 @@ def form_of(config: Mapping[str, Any]) -> RopeForm:
     if any(isinstance(value, Mapping) for value in stated.values()):
         return RopeForm(family, (BY_LAYER,))
 
+    # "type" is what transformers wrote before 4.45
     kind = stated.get("rope_type") or stated.get("type") or "default"
     theta = (
         stated.get("rope_theta")
@@ -143,6 +144,7 @@ def _of_attention(stated: Mapping[str, Any]) -> list[str]:
 def _mscale_ratio(stated: Mapping[str, Any]) -> float | None:
     """Return the factor on attention of ``mscale`` and ``mscale_all_dim`` as a multiple of YaRN's default; None where
     they are not both given."""
+    # DeepSeek's names, whose quotient is the factor
     mscale = stated.get("mscale")
     all_dim = stated.get("mscale_all_dim")
     if not mscale or not all_dim or stated.get("factor") is None:

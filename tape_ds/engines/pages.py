@@ -123,6 +123,7 @@ def of_traits() -> str:
 
 def in_code(says: str) -> str:
     """Return a flag as code up to its remark in brackets, and other words as they are; fields of a form in capitals."""
+    # of a whole table there is no config.json to fill them in from
     named = _FIELD.sub(lambda field: field[1].upper(), says)
     if not named.startswith("--"):
         return named

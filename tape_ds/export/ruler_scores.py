@@ -4,11 +4,12 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tape_ds import results
 from tape_ds.checkpoint.source_model import SourceModel
 from tape_ds.errors import UserError
 from tape_ds.markdown_table import markdown_table
 from tape_ds.numbers import length
-from tape_ds.results import Result, load
+from tape_ds.results import Result
 from tape_ds.run_folder import EVALUATION, TRAINED
 from tape_ds.scoring import models, ruler
 
@@ -54,7 +55,7 @@ def evaluation_of(source: SourceModel) -> tuple[Result | None, str]:
         return None, ""
     left_out = f"{EVALUATION}/{FILE} is left out:"
     try:
-        result = load(file)
+        result = results.load(file)
         if result.finished is None or "effective" not in result.figures:
             return None, f"{left_out} the evaluation has not ended."
     except UserError as error:

@@ -25,7 +25,7 @@ class Trained:
     names: tuple[str, ...]
 
 
-def prepare(name: str, model: nn.Module, settings: Any) -> Trained:
+def prepare_model(name: str, model: nn.Module, settings: Any) -> Trained:
     """Choose what ``model`` trains; ``settings`` is the method section of a recipe."""
     method = METHODS[name]
     prepared = model.requires_grad_(method.trains == "everything")

@@ -231,7 +231,7 @@ class KeepAlive:
         if asked and not in_time:
             say(f"the ranks did not stop within {grace:g} s and were killed; {resumes}")
             return ExitCode.FAILURE
-        stopped = run_folder.read(self.spec.output / run_folder.STOPPED)
+        stopped = run_folder.read_marker(self.spec.output / run_folder.STOPPED)
         if stopped is not None and attempt.is_new(run_folder.STOPPED):
             # the step at which the run was stopped must have its checkpoint; before the first there need be none
             step = stopped.get("step")
@@ -308,7 +308,7 @@ class _Attempt:
     def is_finished(self) -> bool:
         """Return whether the run is finished. An older marker counts if the command kept it and exited with 0: there
         was nothing to do."""
-        if run_folder.read(self.output / run_folder.FINISHED) is None:
+        if run_folder.read_marker(self.output / run_folder.FINISHED) is None:
             return False
         return self.is_new(run_folder.FINISHED) or self.code == ExitCode.OK
 

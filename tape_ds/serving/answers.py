@@ -38,7 +38,7 @@ class Piece:
     """Tokens of the whole answer, the one that ends it included; of the last piece."""
 
 
-def write(
+def write_answers(
     served: Served,
     job: AnswerJob,
     prompt: PromptTokens,

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from tape_ds.serving import requests
-from tape_ds.serving.answers import gather, write
+from tape_ds.serving.answers import gather, write_answers
 from tape_ds.serving.chat_form import ChatForm
 from tape_ds.serving.completion_form import CompletionForm
 from tape_ds.serving.engine import AnswerEngine, AnswerJob
@@ -87,7 +87,7 @@ class Server:
         def work(job: AnswerJob) -> None:
             for number, prompt in enumerate(read):
                 choices = self.choices(settings, prompt, answers, number * answers)
-                write(self.served, job, prompt, choices, echo=echo)
+                write_answers(self.served, job, prompt, choices, echo=echo)
 
         tokens = sum(len(prompt.ids) for prompt in read)
         with_logprobs = asked.logprobs is not None
@@ -114,7 +114,7 @@ class Server:
         )
 
         def work(job: AnswerJob) -> None:
-            write(self.served, job, prompt, self.choices(settings, prompt, answers))
+            write_answers(self.served, job, prompt, self.choices(settings, prompt, answers))
 
         return await self.answer(work, form, request, answers, asked.stream)
 
@@ -125,7 +125,7 @@ class Server:
         form = ResponseForm(self.served, len(prompt.ids), asked, settings)
 
         def work(job: AnswerJob) -> None:
-            write(self.served, job, prompt, self.choices(settings, prompt, 1))
+            write_answers(self.served, job, prompt, self.choices(settings, prompt, 1))
 
         return await self.answer(work, form, request, 1, asked.stream)
 

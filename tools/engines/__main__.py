@@ -71,7 +71,7 @@ def _run(name: str, folder: Path, out: Path, results: Path) -> list[str]:
         tail = log.read_text(encoding="utf-8")[-2000:] if log.is_file() else ""
         return [f"{name}: {error}\n{tail}"]
     environment = environments.ENVIRONMENTS[name]
-    found = list(comparison.measured(folder, out, environment.families, environment.reference))
+    measured = list(comparison.measured(folder, out, environment.families, environment.reference))
     stored = {
         "engine": name,
         "packages": environment.pins,
@@ -82,14 +82,14 @@ def _run(name: str, folder: Path, out: Path, results: Path) -> list[str]:
         "seconds": round(cost.seconds),
         "environment_mebibytes": round(cost.mebibytes),
         "right_within": comparison.RIGHT,
-        "cases": [each.as_row() for each in found],
+        "cases": [each.as_row() for each in measured],
     }
     storage.write_json(results / f"{name}.json", stored)
     print(
         f"{name}: {cost.seconds:,.0f} s, {cost.mebibytes:,.0f} MiB, {results / f'{name}.json'}",
         flush=True,
     )
-    return comparison.changes(name, folder, found)
+    return comparison.changes(name, folder, measured)
 
 
 if __name__ == "__main__":

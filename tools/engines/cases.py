@@ -167,7 +167,7 @@ def _write_case(
     again: Any = AutoModelForCausalLM.from_pretrained(
         out, attn_implementation="eager", dtype=torch.float32
     ).eval()
-    found: dict[str, Any] = {}
+    log_probabilities: dict[str, Any] = {}
     tables: dict[str, Any] = {}
     rotary = copy.deepcopy(again.model.rotary_emb)
     for name, ids in prompts.items():
@@ -181,8 +181,8 @@ def _write_case(
         assert torch.equal(logits, as_made), (
             f"{case.name}: transformers reads another model from its folder"
         )
-        found[name] = torch.log_softmax(logits.float(), -1).numpy()
-    np.savez(out / "transformers.npz", **found)
+        log_probabilities[name] = torch.log_softmax(logits.float(), -1).numpy()
+    np.savez(out / "transformers.npz", **log_probabilities)
     np.savez(out / "tables.npz", **tables)
 
 

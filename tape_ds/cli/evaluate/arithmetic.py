@@ -53,8 +53,8 @@ def main(argv: list[str] | None = None) -> int:
 
     from tape_ds.scoring import heat_maps, models, resumable
 
-    found = models.find(options, problems)
-    task = prepare(options, found, problems)
+    found_model = models.find(options, problems)
+    task = prepare(options, found_model, problems)
     # other batches round otherwise, and a probability may be on the edge
     deciding = values_of(options, ("task", "samples", "batch_size"))
     if isinstance(task, ArithmeticTask):
@@ -67,29 +67,29 @@ def main(argv: list[str] | None = None) -> int:
         deciding["lengths"] = options.tested
     work = resumable.Evaluation(
         name,
-        resumable.folder(options.output, found),
-        model=found.about(),
+        resumable.folder(options.output, found_model),
+        model=found_model.about(),
         config=deciding,
         data={f"{name}:{task.name}": task.fingerprint(options.tested)},
         seed=options.seed,
     )
     return work.run(
-        partial(ask_all, options, found, task, work),
-        partial(show, f"{options.task} by {found.name_or_path}", work.folder),
+        partial(ask_all, options, found_model, task, work),
+        partial(show, f"{options.task} by {found_model.name_or_path}", work.folder),
         overwrite=options.overwrite,
         tables=heat_maps.files(work.folder, name),
     )
 
 
 def ask_all(
-    options: argparse.Namespace, found: "FoundModel", task: Task, work: "Evaluation"
+    options: argparse.Namespace, found_model: "FoundModel", task: Task, work: "Evaluation"
 ) -> dict[str, Any]:
     """Load the model, and return the figures of its answers."""
     from tape_ds.scoring import exact_match
     from tape_ds.scoring.resumable import Cost
 
-    model = found.load()
-    cost = Cost(found.device)
+    model = found_model.load()
+    cost = Cost(found_model.device)
     tests = task.tests(options.tested)
     # the longest first: memory that does not suffice shows at once, and processes end together
     longest_first = sorted(tests, key=lambda test: -test.tokens)
@@ -108,15 +108,15 @@ def ask_all(
         "sizes": list(task.sizes),
         "trained": list(options.trained),
         "means": exact_match.means(scores, options.trained),
-        "remark": remark_on_positions(found, task.tokens(options.tested)),
+        "remark": remark_on_positions(found_model, task.tokens(options.tested)),
         "cells": scores,
         "cost": cost.taken(samples=sum(cell["samples"] for cell in scores)),
     }
 
 
-def remark_on_positions(found: "FoundModel", longest: int) -> str | None:
+def remark_on_positions(found_model: "FoundModel", longest: int) -> str | None:
     """Return a sentence on a model whose positions are spread over shorter texts (randpe) than the grid has."""
-    position_options = getattr(found.config, "position_options", None) or {}
+    position_options = getattr(found_model.config, "position_options", None) or {}
     spread = position_options.get("evaluation_length")
     if spread is None or spread >= longest:
         return None

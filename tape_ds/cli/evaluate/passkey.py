@@ -49,23 +49,23 @@ def main(argv: list[str] | None = None) -> int:
 
     from tape_ds.scoring import heat_maps, models, resumable
 
-    found = models.find(options, problems)
-    plans = prepare(options, found, problems)
+    found_model = models.find(options, problems)
+    plans = prepare(options, found_model, problems)
     deciding = values_of(options, SETTINGS)
     # in any order the same questions
     deciding["lengths"] = sorted(options.lengths)
     work = resumable.Evaluation(
         NAME,
-        resumable.folder(options.output, found),
-        model=found.about(),
+        resumable.folder(options.output, found_model),
+        model=found_model.about(),
         config=deciding,
         data={f"passkey:{options.form}": prompts.fingerprint(options.form)},
         seed=None if options.protocol == "published" else options.seed,
     )
-    models.print_notes(found, options.lengths)
+    models.print_notes(found_model, options.lengths)
     return work.run(
-        partial(ask_all, options, found, plans, work),
-        partial(show, options, found, work.folder),
+        partial(ask_all, options, found_model, plans, work),
+        partial(show, options, found_model, work.folder),
         overwrite=options.overwrite,
         tables=heat_maps.files(work.folder, NAME),
     )
@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def ask_all(
     options: argparse.Namespace,
-    found: "FoundModel",
+    found_model: "FoundModel",
     plans: Sequence["PlannedQuestion"],
     work: "Evaluation",
 ) -> dict[str, Any]:
@@ -83,8 +83,8 @@ def ask_all(
 
     if is_main_process():
         print(announcement(options, len(plans)), flush=True)
-    model = found.load()
-    cost = Cost(found.device)
+    model = found_model.load()
+    cost = Cost(found_model.device)
     if options.use_cache and not replies.reads_in_pieces(model) and is_main_process():
         print(
             "prompts are read in one piece: for this model pieces may give other numbers",
@@ -92,7 +92,7 @@ def ask_all(
         )
     # the longest first: memory that does not suffice shows at once, and processes end together
     longest_first = sorted(plans, key=lambda plan: -plan.length)
-    ask = partial(answer, options, model, found.tokenizer())
+    ask = partial(answer, options, model, found_model.tokenizer())
     answered = work.run_jobs([(plan.name, plan) for plan in longest_first], ask)
     rows = [(plan.length, plan.depth, answered[plan.name]) for plan in plans]
     tokens = sum(row["tokens"] for *_, row in rows)
@@ -151,20 +151,22 @@ def announcement(options: argparse.Namespace, total: int) -> str:
 
 
 def show(
-    options: argparse.Namespace, found: "FoundModel", folder: Path, figures: Mapping[str, Any]
+    options: argparse.Namespace, found_model: "FoundModel", folder: Path, figures: Mapping[str, Any]
 ) -> None:
     """Write tables and picture, and print the tables."""
     from tape_ds.scoring import heat_maps, tables
 
-    title = f"Passkeys found by {found.name_or_path} ({options.form}, {options.protocol})"
+    title = f"Passkeys found by {found_model.name_or_path} ({options.form}, {options.protocol})"
     by_length = figures["passkeys"]
     written = heat_maps.write_passkeys(
-        figures["cells"], folder, title=title, native_length=found.known_length
+        figures["cells"], folder, title=title, native_length=found_model.known_length
     )
     print(f"\n{title}\n")
     print(heat_maps.passkey_table(figures["cells"]))
     tables.print_passkeys(
-        {found.name_or_path: by_length}, found.known_length or by_length[-1]["length"], "its length"
+        {found_model.name_or_path: by_length},
+        found_model.known_length or by_length[-1]["length"],
+        "its length",
     )
     print(", ".join(map(str, written)))
 

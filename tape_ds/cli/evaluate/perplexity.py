@@ -55,9 +55,9 @@ def main(argv: list[str] | None = None) -> int:
 
     from tape_ds.scoring import losses, models, resumable
 
-    found = models.find(options, problems)
-    tokenizer = found.tokenizer()
-    problems += models.check_lengths("--lengths", options.lengths, found)
+    found_model = models.find(options, problems)
+    tokenizer = found_model.tokenizer()
+    problems += models.check_lengths("--lengths", options.lengths, found_model)
     if options.bos and tokenizer.bos_token_id is None:
         problems.append(
             Problem(
@@ -67,10 +67,10 @@ def main(argv: list[str] | None = None) -> int:
                 "leave it out, or name another --tokenizer",
             )
         )
-    reason = losses.unscorable(found.config)
+    reason = losses.unscorable(found_model.config)
     if reason is not None:
-        problems.append(Problem("model", found.name_or_path, reason, "score another model"))
-    judge = find_judge(options, found, problems)
+        problems.append(Problem("model", found_model.name_or_path, reason, "score another model"))
+    judge = find_judge(options, found_model, problems)
     raise_if_any(problems)
 
     stride = STRIDE if options.stride is None else options.stride
@@ -85,13 +85,13 @@ def main(argv: list[str] | None = None) -> int:
     deciding |= values_of(options, DOCUMENTS)
     work = resumable.Evaluation(
         NAME,
-        resumable.folder(options.output, found),
-        model=found.about(),
+        resumable.folder(options.output, found_model),
+        model=found_model.about(),
         config=deciding,
         data={source.spec: source.fingerprint() for source in sources},
         seed=None,
     )
-    models.print_notes(found, options.lengths, bos=not options.bos)
+    models.print_notes(found_model, options.lengths, bos=not options.bos)
     scoring = Scoring(
         convention=options.convention,
         stride=stride,
@@ -101,15 +101,15 @@ def main(argv: list[str] | None = None) -> int:
         spans=options.spans,
     )
     return work.run(
-        partial(score_all, options, found, judge, sources, scoring, work),
-        partial(show, found),
+        partial(score_all, options, found_model, judge, sources, scoring, work),
+        partial(show, found_model),
         overwrite=options.overwrite,
     )
 
 
 def score_all(
     options: argparse.Namespace,
-    found: "FoundModel",
+    found_model: "FoundModel",
     judge: "FoundModel | None",
     sources: Sequence[Source],
     scoring: Scoring,
@@ -126,19 +126,19 @@ def score_all(
         # all sources' problems in one message, although reading one may take minutes
         with collecting(problems):
             texts[source.spec] = window_jobs.read_texts(
-                source, found.tokenizer(), bare=options.bos, **choice
+                source, found_model.tokenizer(), bare=options.bos, **choice
             )
     # before the model is loaded
     raise_if_any(problems)
     jobs = window_jobs.plan(texts, options.lengths, scoring)
-    require_covered(jobs, texts, options.lengths, scoring, found)
+    require_covered(jobs, texts, options.lengths, scoring, found_model)
     long_jobs = {}
     if options.long_ppl:
         long_jobs = long_ppl.jobs(texts, options.lengths, options.long_ppl_short)
 
-    model = found.load()
+    model = found_model.load()
     judging = model if judge is None else judge.load()
-    cost = Cost(found.device)
+    cost = Cost(found_model.device)
     score_windows = partial(
         window_jobs.work, model, texts, scoring, options.batch_size, options.chunk
     )

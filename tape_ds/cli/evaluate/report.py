@@ -36,10 +36,10 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     file = Path(options.output) / NAME
     problems = check_folder("--output", file.parent)
-    found: list[report_columns.Column] = []
+    columns: list[report_columns.Column] = []
     unused: list[report_columns.Unused] = []
     with collecting(problems):
-        found, unused = report_columns.collect(options.runs)
+        columns, unused = report_columns.collect(options.runs)
     # matplotlib takes a second, which --help does not need
     from tape_ds.scoring import report_page
 
@@ -49,8 +49,8 @@ def main(argv: list[str] | None = None) -> int:
         problems.append(Problem("--output", options.output, wrong, "name another folder"))
     raise_if_any(problems)
     if is_main_process():
-        storage.write_text(file, report_page.page(found, unused, options.title))
-        for column in found:
+        storage.write_text(file, report_page.page(columns, unused, options.title))
+        for column in columns:
             print(f"{column.name}:")
             for record in column.records.values():
                 print(f"  {record.kind}: {record.path}")

@@ -77,15 +77,15 @@ def main(argv: list[str] | None = None) -> int:
         with collecting(problems):
             base = ruler_base.read(options.against)
             problems += ruler_base.check(options, base)
-    found: FoundModel | None = None
+    found_model: FoundModel | None = None
     with collecting(problems):
-        found = models.find(options)
+        found_model = models.find(options)
     # its tokenizer measures everything else
-    if found is None:
+    if found_model is None:
         raise UserError(problems)
-    problems += models.check_lengths("--lengths", options.lengths, found)
-    problems += check_sharing(options, found)
-    drawn, source = draw(options, per_text, found, problems)
+    problems += models.check_lengths("--lengths", options.lengths, found_model)
+    problems += check_sharing(options, found_model)
+    drawn, source = draw(options, per_text, found_model, problems)
 
     questions: list[RulerQuestion] = []
     for task_drawn in drawn:
@@ -110,24 +110,24 @@ def main(argv: list[str] | None = None) -> int:
         data["against"] = storage.digest(ruler_base.file_of(options.against))
     work = resumable.Evaluation(
         NAME,
-        resumable.folder(options.output, found),
-        model=found.about(),
+        resumable.folder(options.output, found_model),
+        model=found_model.about(),
         config=config,
         data=data,
         seed=options.seed,
     )
-    models.print_notes(found, options.lengths)
-    title = f"RULER: {found.name_or_path} ({'chat' if options.chat else 'base'})"
+    models.print_notes(found_model, options.lengths)
+    title = f"RULER: {found_model.name_or_path} ({'chat' if options.chat else 'base'})"
 
     def ask_all() -> dict[str, Any]:
         from tape_ds.scoring import ruler
         from tape_ds.scoring.questions import grouped
 
-        model = found.load()
-        cost = Cost(found.device)
+        model = found_model.load()
+        cost = Cost(found_model.device)
         texts = grouped(questions, attrgetter("task", "length", "text"))
         longest_first = sorted(texts, key=lambda asked: -len(asked[0].ids))
-        ask = partial(answer, model, found.tokenizer(), options.chunk)
+        ask = partial(answer, model, found_model.tokenizer(), options.chunk)
         answered = work.run_jobs([(asked[0].name, asked) for asked in longest_first], ask)
         replies = []
         for asked in texts:

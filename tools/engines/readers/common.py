@@ -46,7 +46,7 @@ def main(engine: str, load: Load, *, logits: bool = True) -> None:
 def _run(
     case: Path, flags: str, out: Path, prompts: dict[str, list[int]], load: Load, logits: bool
 ) -> None:
-    found: dict[str, Any] = {}
+    answers: dict[str, Any] = {}
     errors: dict[str, str] = {}
     length = None
     try:
@@ -58,10 +58,10 @@ def _run(
         for name, ids in prompts.items():
             try:
                 computed = compute(ids)
-                found[name] = log_softmax(computed) if logits else computed
+                answers[name] = log_softmax(computed) if logits else computed
             except Exception as error:
                 errors[name] = _line(error)
-    np.savez(out.with_name(out.name + ".npz"), **found)
+    np.savez(out.with_name(out.name + ".npz"), **answers)
     out.with_name(out.name + ".json").write_text(json.dumps({"length": length, "errors": errors}))
 
 
