@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
         "--skip_bad_rows", type=int, default=0, help="unreadable rows to tolerate; %(default)s"
     )
     options = parser.parse_args(argv)
-    # argparse cannot say that --check stands in for these three
+    # argparse has no options that are required unless another is given
     problems = []
     for name, value in values_of(options, ("data", "tokenizer", "output")).items():
         if options.check is None and value is None:

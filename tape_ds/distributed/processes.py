@@ -23,7 +23,7 @@ def share_cores() -> None:
     if "OMP_NUM_THREADS" in os.environ or torch.cuda.is_available():
         return
     cores = os.cpu_count() or 1
-    # those that a container or scheduler leaves to this process; macOS does not tell
+    # those that a container or scheduler leaves to this process
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     share = max(1, cores // int(os.environ.get("LOCAL_SIZE", "1")))

@@ -63,7 +63,7 @@ def of_exported(families: Collection[str] = ("llama",)) -> str:
 def _row(engine: ServingEngine, group: CellGroup, families: list[str]) -> tuple[str, ...]:
     by_result: dict[str, dict[tuple[str, ...], list[str]]] = {result: {} for result in _WORDS}
     for scaling, traits in EXPORTED.items():
-        # families of one group are computed alike: the first stands for all
+        # families of one group are computed alike: the first is enough
         if families[0] not in _SAID_TWICE:
             traits = tuple(trait.removesuffix("_twice") for trait in traits)
         verdict = computed_of(engine, RopeForm(families[0], traits))

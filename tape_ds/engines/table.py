@@ -75,7 +75,7 @@ class Verdict:
             "refused": "refuses it",
             "wrong": "silently computes another model",
         }[self.result]
-        # flags are given together, reasons are told one after another
+        # flags are given together, reasons are separate sentences
         said = (" and " if self.result == "flag" else "; ").join(self.says)
         if said:
             said = f": {said}" if self.result in ("refused", "wrong") else f" {said}"

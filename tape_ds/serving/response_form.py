@@ -46,7 +46,7 @@ class ResponseForm:
         self.text += piece.text
         if piece.finish is not None:
             self.last = piece
-        # the last piece may have a reason alone, which `end` tells
+        # the last piece may have a reason alone, which `end` writes
         if not piece.text:
             return []
         return [
