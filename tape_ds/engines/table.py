@@ -90,12 +90,13 @@ def engines() -> Mapping[str, ServingEngine]:
         ValueError: the file has an unknown word, or a trait twice.
     """
     content = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
-    read = {}
-    for name, entry in content.items():
-        groups = tuple(map(functools.partial(_group, name), entry["groups"]))
-        # YAML reads 0.9 as a number
-        read[name] = ServingEngine(name, entry["title"], str(entry["version"]), groups)
-    return read
+    return {name: _engine(name, entry) for name, entry in content.items()}
+
+
+def _engine(name: str, entry: Mapping[str, Any]) -> ServingEngine:
+    groups = tuple(map(functools.partial(_group, name), entry["groups"]))
+    # YAML reads 0.9 as a number
+    return ServingEngine(name, entry["title"], str(entry["version"]), groups)
 
 
 def _group(name: str, entry: Mapping[str, Any]) -> CellGroup:
