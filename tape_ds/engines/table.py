@@ -129,12 +129,12 @@ def check_names(field: str, names: Iterable[str]) -> list[Problem]:
 
 def check_served(field: str, names: Iterable[str], config: Mapping[str, Any]) -> list[Problem]:
     """Return a problem for each of these engines that silently computes another model of a ``config.json``."""
-    by_result = _by_result(config)
-    right = list(map(attrgetter("engine.name"), by_result["right"] + by_result["flag"]))
+    of_engines = verdicts(config)
+    right = [each.engine.name for each in of_engines if each.result in ("right", "flag")]
     problems = []
-    # a refusal is an error that a person sees, and needs no check
-    for verdict in by_result["wrong"]:
-        if verdict.engine.name in names:
+    for verdict in of_engines:
+        # a refusal is an error that a person sees, and needs no check
+        if verdict.engine.name in names and verdict.result == "wrong":
             remedy = "give --check_anyway to write it all the same"
             if right:
                 remedy = f"serve it by one of {', '.join(right)}; or {remedy}"
