@@ -52,7 +52,10 @@ class ServingEngine:
     groups: tuple[CellGroup, ...]
 
     def group(self, family: str) -> CellGroup | None:
-        return next((group for group in self.groups if family in group.families), None)
+        for group in self.groups:
+            if family in group.families:
+                return group
+        return None
 
     @property
     def label(self) -> str:
