@@ -37,7 +37,7 @@ from tape_ds.checkpoint import trained
 from tape_ds.errors import Problem, check_folder, raise_if_any
 from tape_ds.installation import ROOT
 from tape_ds.markdown_table import markdown_table
-from tape_ds.methods.prepare import prepare
+from tape_ds.methods.prepare import prepare_model
 from tape_ds.models import hollow
 from tape_ds.models.files import weight_files
 from tape_ds.models.files.tensor_rows import StoredRows, pieces
@@ -249,7 +249,7 @@ def make(folder: Path, layers: int, width: int, rows: int) -> Path:
     model = hollow.hollow(extendable.load(base, extended, device_map={"": "meta"}))
     fields = {"lora_r": RANK, "lora_alpha": 2 * RANK, "lora_dropout": 0.0, "lora_targets": TARGETS}
     switches = {"train_position": False, "train_norms": False, "train_embeddings": False}
-    prepared: Any = prepare("lora", model, SimpleNamespace(**fields, **switches))
+    prepared: Any = prepare_model("lora", model, SimpleNamespace(**fields, **switches))
     _randomise({name: prepared.model.get_parameter(name) for name in prepared.names}, random)
     record = trained.TrainedRecord(str(base), "lora", prepared.names)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(base)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from tape_ds.registration import CLASSES, load_class, register
 
-if TYPE_CHECKING:  # what a type checker sees of CLASSES
+# what a type checker sees of CLASSES
+if TYPE_CHECKING:
     from tape_ds.models.configuration import TapeConfig as TapeConfig
     from tape_ds.models.gptj import ScaledGPTJConfig as ScaledGPTJConfig
     from tape_ds.models.gptj import ScaledGPTJForCausalLM as ScaledGPTJForCausalLM

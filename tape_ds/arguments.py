@@ -28,20 +28,20 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
         words = sys.argv[1:] if args is None else list(args)
+        # what follows "--" is no option, whatever it looks like
         ends = [*words, "--"].index("--")
-        words[:ends] = [self._known_spelling(word) for word in words[:ends]]
+        words[:ends] = map(self._known_spelling, words[:ends])
         for number, word in enumerate(words[:ends]):
             name = word.partition("=")[0]
             if not name.startswith("--") or " " in name or name in self._option_string_actions:
                 continue
-            follows = words[number + 1 : number + 2]
-            shown = " ".join(
-                [word, *(each for each in follows if "=" not in word and not each.startswith("-"))]
-            )
-            remedy = did_you_mean(
-                name, [option for option in self._option_string_actions if option[:2] == "--"]
-            )
-            self.error(f"{shown}: unknown option; {remedy}")
+            shown = word
+            # with its value, as it was typed
+            for value in words[number + 1 : number + 2]:
+                if "=" not in word and not value.startswith("-"):
+                    shown = f"{word} {value}"
+            known = [option for option in self._option_string_actions if option[:2] == "--"]
+            self.error(f"{shown}: unknown option; {did_you_mean(name, known)}")
         return super().parse_args(words, namespace)
 
     def _known_spelling(self, word: str) -> str:
@@ -86,14 +86,17 @@ def add_new_folder(parser: Parser, source: str, *, optional: bool = False) -> No
     add_base_anyway(parser)
 
 
+def values_of(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    return {name: vars(options)[name] for name in names}
+
+
 def below_one(options: argparse.Namespace, *names: str) -> list[Problem]:
     """Return a problem for each of these options that is given and below 1."""
-    given = {name: vars(options)[name] for name in names}
-    return [
-        Problem(f"--{name}", value, "is below 1", "give 1 or more")
-        for name, value in given.items()
-        if value is not None and value < 1
-    ]
+    problems = []
+    for name, value in values_of(options, names).items():
+        if value is not None and value < 1:
+            problems.append(Problem(f"--{name}", value, "is below 1", "give 1 or more"))
+    return problems
 
 
 def length(text: str) -> int:
@@ -102,10 +105,10 @@ def length(text: str) -> int:
     Raises:
         argparse.ArgumentTypeError: anything else, or less than 1.
     """
-    found = numbers.tokens(text)
-    if found is None:
+    tokens = numbers.tokens(text)
+    if tokens is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of tokens: write 8192 or 8k")
-    return found
+    return tokens
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:

@@ -55,6 +55,7 @@ def build_aside(finished: Path, build: Callable[[Path], None], field: str = "out
     with disk(field, finished):
         finished.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(finished.with_name(f".{finished.name}.lock"), timeout=0)
+        # at once: what the other process writes is not what was asked for here
         try:
             lock.acquire()
         except Timeout as error:
@@ -94,6 +95,7 @@ def _build(finished: Path, build: Callable[[Path], None]) -> bool:
         build(temporary / "done")
         for path in (*(temporary / "done").rglob("*"), temporary / "done"):
             storage.sync(path)
+        # a folder that is not empty is never replaced by a rename
         try:
             os.rename(temporary / "done", finished)
         except OSError:

@@ -39,7 +39,8 @@ SECRET_NAME = re.compile(
 _SECRET_VARIABLE = re.compile(
     r"(^|_)(TOKEN|API_?KEY|PASSWORD|PASSWD|SECRET|(ACCESS|ACCOUNT|PRIVATE|SECRET)_KEY)$"
 )
-_SHORTEST_SECRET = 8  # characters; not `1` or `true`
+# characters; not `1` or `true`
+_SHORTEST_SECRET = 8
 _SECRET_TEXT = re.compile(
     r"""
     \b(?:(?:hf_|gh[pousr]_)[A-Za-z0-9]{16,}                # keys of known forms
@@ -51,7 +52,8 @@ _SECRET_TEXT = re.compile(
     re.VERBOSE,
 )
 _URL = re.compile(r"(?<=://)[^\s#\"']+")
-_SECRET_PARAMETER = re.compile(  # signatures of presigned URLs too
+# signatures of presigned URLs too
+_SECRET_PARAMETER = re.compile(
     r"([?&](?:[\w-]*(?:signature|credential|token|secret|password|api_?key|accesskeyid)|sig|key)=)[^&]+",
     re.I,
 )
@@ -67,11 +69,9 @@ class Problem:
     remedy: str
 
     def __str__(self) -> str:
-        shown = (
-            repr(REDACTED)
-            if self.value and SECRET_NAME.search(self.field)
-            else redacted(repr(self.value))
-        )
+        shown = redacted(repr(self.value))
+        if self.value and SECRET_NAME.search(self.field):
+            shown = repr(REDACTED)
         if len(shown) > 120:
             shown = shown[:117] + "..."
         return f"{self.field} = {shown}: {self.wrong}\n      remedy: {self.remedy}"
@@ -124,8 +124,10 @@ def collecting(problems: list[Problem], field: str = "{}") -> Iterator[None]:
 def check_folder(field: str, given: str | Path, *, writable: bool = True) -> list[Problem]:
     """Check that ``given`` can be a folder, and written to; it need not exist."""
     existing = storage.existing(Path(given))
-    if not existing.is_dir():
-        wrong = f"{existing} is {'a file' if existing.exists() else 'a link to nothing'}"
+    if not existing.exists():
+        wrong = f"{existing} is a link to nothing"
+    elif not existing.is_dir():
+        wrong = f"{existing} is a file"
     elif writable and not os.access(existing, os.W_OK | os.X_OK):
         wrong = f"{existing} is not writable"
     else:
@@ -189,20 +191,24 @@ def redacted(text: str) -> str:
     for secret in sorted(secrets, key=len, reverse=True):
         if len(secret) >= _SHORTEST_SECRET:
             text = text.replace(secret, REDACTED)
+    # keys of known forms, which no variable of this process need hold
     text = _SECRET_TEXT.sub(REDACTED, text)
     return _URL.sub(lambda url: _SECRET_PARAMETER.sub(rf"\g<1>{REDACTED}", url.group()), text)
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     """``"did you mean 'x'?"`` for the closest candidate, else the list of candidates (cut if it is long)."""
-    names = sorted(str(candidate) for candidate in candidates)
-    completions = [each for each in names if len(str(name)) > 2 and each.startswith(str(name))]
+    names = sorted(map(str, candidates))
+    # a beginning is meant, however much of the name is missing
+    completions = [known for known in names if len(str(name)) > 2 and known.startswith(str(name))]
     close = difflib.get_close_matches(
         str(name), completions or names, n=1, cutoff=0.0 if completions else 0.6
     )
     if close:
         return f"did you mean {close[0]!r}?"
-    return "one of: " + ", ".join(names[:20]) + (" ..." if len(names) > 20 else "")
+    if len(names) > 20:
+        return f"one of: {', '.join(names[:20])} ..."
+    return f"one of: {', '.join(names)}"
 
 
 def is_main_process() -> bool:
@@ -234,16 +240,15 @@ def command(main: Callable[..., int | None]) -> Callable[..., int]:
             poll = select.poll()
             poll.register(sys.stdout.fileno(), 0)
             if not poll.poll(0):
-                raise  # stdout is still read: it was another pipe
+                # stdout is still read: it was another pipe
+                raise
             # Python flushes stdout at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return ExitCode.FAILURE
         except Exception as error:
-            mistake = (
-                error
-                if isinstance(error, UserError)
-                else disk_error(error) or too_many_files(error)
-            )
+            mistake: UserError | None = disk_error(error) or too_many_files(error)
+            if isinstance(error, UserError):
+                mistake = error
             if mistake is None:
                 raise
             report(str(mistake), mistake.on_one_rank)

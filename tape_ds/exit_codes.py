@@ -21,8 +21,10 @@ class ExitCode(IntEnum):
     USER_ERROR = 2
     # losses or gradients were not finite; restarted unchanged, the run would stop again
     GUARD = 3
-    WATCHDOG = 4  # a rank was stuck
-    DOES_NOT_FIT = 5  # `tape-ds plan`: more memory than a GPU has
+    # a rank was stuck
+    WATCHDOG = 4
+    # `tape-ds plan`: more memory than a GPU has
+    DOES_NOT_FIT = 5
 
 
 def leave(code: int) -> None:

@@ -43,12 +43,9 @@ COMPARED = Fact.COMPARED
 
 
 def _counted(value: Any) -> Any:
-    found = None
     if isinstance(value, str) and value[-1:] in ("k", "K"):
-        found = numbers.tokens(value)
-    if found is None:
-        return value
-    return found
+        return numbers.tokens(value) or value
+    return value
 
 
 Tokens = Annotated[int, BeforeValidator(_counted)]
@@ -72,11 +69,10 @@ def rule(*names: str) -> Callable[[_Rule], _Rule]:
 
 def run_rules(checked: object, broken: set[str], *arguments: object) -> Iterator[Problem]:
     """Yield what the rules of a section or a recipe find, except those that read a field of ``broken``."""
-    methods = {
-        name: method
-        for kind in reversed(type(checked).__mro__)
-        for name, method in vars(kind).items()
-    }
+    # of the class that overrides last, in the order in which names first appear
+    methods: dict[str, Any] = {}
+    for kind in reversed(type(checked).__mro__):
+        methods.update(vars(kind))
     for method in methods.values():
         reads = getattr(method, "reads", None)
         if isinstance(reads, tuple) and broken.isdisjoint(reads):
@@ -109,68 +105,63 @@ class Section(BaseModel):
         """Validate what YAML gave, spelled as the type has it: a text as a list of one, 1e6 as a whole number, and what
         YAML takes for a truth value as a choice called ``off``."""
         annotation = cls.model_fields[str(info.field_name)].annotation
+        # JSON and tensors could not hold it
         if isinstance(value, int) and abs(value) >= 2**63:
             raise WrongValueError("wrong type", "give a number of 64 bits")
         if not cls.AS_MEANT:
             return validated(value)
-        if (
-            isinstance(value, str)
-            and value[:1] != "["
-            and takes(annotation, list)
-            and not takes(annotation, str)
-        ):
-            value = [value]
-        elif isinstance(value, float) and value.is_integer() and takes(annotation, int):
-            value = value if takes(annotation, float) else int(value)
+        if isinstance(value, str) and value[:1] != "[":
+            if takes(annotation, list) and not takes(annotation, str):
+                value = [value]
+        elif isinstance(value, float) and value.is_integer():
+            if takes(annotation, int) and not takes(annotation, float):
+                value = int(value)
         elif isinstance(value, bool) and not takes(annotation, bool):
-            literals = [member for member in _members(annotation) if get_origin(member) is Literal]
-            choices = [choice for member in literals for choice in get_args(member)]
-            value = next(
-                (word for word in (("on", "yes") if value else ("off", "no")) if word in choices),
-                value,
-            )
-        found = validated(value)
+            value = _choice_of(value, annotation)
+        valid = validated(value)
         # 5 stays 5 where 5.0 is a value as well
-        if type(value) is int and found == value:
+        if type(value) is int and valid == value:
             return value
-        return found
+        return valid
 
     @classmethod
     def flat_fields(cls, prefix: str = "") -> dict[str, FieldInfo]:
         """Return the fields by their names in a recipe."""
-        found: dict[str, FieldInfo] = {}
+        flat: dict[str, FieldInfo] = {}
         for name, field in cls.model_fields.items():
             inner = _section(field)
-            found |= (
-                {prefix + name: field} if inner is None else inner.flat_fields(f"{prefix}{name}_")
-            )
-        return found
+            if inner is None:
+                flat[prefix + name] = field
+            else:
+                flat |= inner.flat_fields(f"{prefix}{name}_")
+        return flat
 
     @classmethod
     def check(cls, flat: Mapping[str, Any]) -> list[Problem]:
         """Return what is wrong with each of ``flat``, values by their names in a recipe, and what is missing."""
         try:
             cls.build(flat)
-        except ValidationError as error:
-            found: dict[str, Problem] = {}
-            for each in error.errors(include_url=False):
+        except ValidationError as invalid:
+            # the first of a field: pydantic has one for each member of a union
+            problems: dict[str, Problem] = {}
+            for error in invalid.errors(include_url=False):
                 section = cls
-                name = str(each["loc"][0])
-                own = str(each["loc"][0])
+                name = str(error["loc"][0])
+                field_name = name
                 if (
-                    own in cls.model_fields
-                    and (inner := _section(cls.model_fields[own]))
-                    and len(each["loc"]) > 1
+                    field_name in cls.model_fields
+                    and (inner := _section(cls.model_fields[field_name]))
+                    and len(error["loc"]) > 1
                 ):
                     section = inner
-                    own = str(each["loc"][1])
-                    name = f"{name}_{own}"
+                    field_name = str(error["loc"][1])
+                    name = f"{name}_{field_name}"
                 value = flat.get(name)
-                kind = each["type"]
-                cause = each.get("ctx", {}).get("error")
+                kind = error["type"]
+                cause = error.get("ctx", {}).get("error")
                 if kind == "extra_forbidden":
                     problem = Problem(
-                        name, value, "unknown field", did_you_mean(own, section.model_fields)
+                        name, value, "unknown field", did_you_mean(field_name, section.model_fields)
                     )
                 elif kind == "missing":
                     problem = Problem(
@@ -179,31 +170,24 @@ class Section(BaseModel):
                 elif isinstance(cause, WrongValueError):
                     problem = Problem(name, value, str(cause), cause.remedy)
                 elif kind.startswith(("greater_than", "less_than")):
-                    field = section.model_fields[own]
-                    marks = [
-                        (side, getattr(mark, side, None))
-                        for mark in field.metadata
-                        for side in _SIDES
-                    ]
+                    field = section.model_fields[field_name]
                     # an item of a list has its bounds in the error
-                    bounds = {side: bound for side, bound in marks if bound is not None} or each[
-                        "ctx"
-                    ]
+                    bounds = _bounds(field) or error["ctx"]
                     remedy = _RANGES[tuple(sorted(bounds))].format(**bounds)
                     optional = ""
                     if takes(field.annotation, type(None)):
                         optional = ", or null"
                     problem = Problem(name, value, "out of range", remedy + optional)
                 else:
-                    annotation = section.model_fields[own].annotation
+                    annotation = section.model_fields[field_name].annotation
                     quotes = ""
                     if takes(annotation, str):
                         quotes = " (in quotes if it looks like a number)"
                     problem = Problem(
                         name, value, "wrong type", f"give {spelled(annotation)}{quotes}"
                     )
-                found.setdefault(name, problem)
-            return list(found.values())
+                problems.setdefault(name, problem)
+            return list(problems.values())
         return []
 
     @classmethod
@@ -212,21 +196,24 @@ class Section(BaseModel):
         nested: dict[str, Any] = dict(flat)
         for name, field in cls.model_fields.items():
             if (inner := _section(field)) is not None:
-                names = [each for each in inner.flat_fields(f"{name}_") if each in nested]
-                nested[name] = {each.removeprefix(f"{name}_"): nested.pop(each) for each in names}
+                given = [
+                    flat_name for flat_name in inner.flat_fields(f"{name}_") if flat_name in nested
+                ]
+                nested[name] = {
+                    flat_name.removeprefix(f"{name}_"): nested.pop(flat_name) for flat_name in given
+                }
         return cls.model_validate(nested)
 
     def flat(self, prefix: str = "") -> dict[str, Any]:
         """Return the values by their names in a recipe."""
-        found: dict[str, Any] = {}
+        flat: dict[str, Any] = {}
         for name in type(self).model_fields:
             value = getattr(self, name)
-            found |= (
-                value.flat(f"{prefix}{name}_")
-                if isinstance(value, Section)
-                else {prefix + name: value}
-            )
-        return found
+            if isinstance(value, Section):
+                flat |= value.flat(f"{prefix}{name}_")
+            else:
+                flat[prefix + name] = value
+        return flat
 
 
 def _section(field: FieldInfo) -> type[Section] | None:
@@ -234,6 +221,28 @@ def _section(field: FieldInfo) -> type[Section] | None:
     if isinstance(kind, type) and issubclass(kind, Section):
         return kind
     return None
+
+
+def _bounds(field: FieldInfo) -> dict[str, Any]:
+    bounds = {}
+    for mark in field.metadata:
+        for side in _SIDES:
+            bound = getattr(mark, side, None)
+            if bound is not None:
+                bounds[side] = bound
+    return bounds
+
+
+def _choice_of(value: bool, annotation: Any) -> Any:
+    """Return the choice that YAML has taken for a truth value; the value itself where there is none."""
+    choices: list[Any] = []
+    for member in _members(annotation):
+        if get_origin(member) is Literal:
+            choices += get_args(member)
+    for word in ("on", "yes") if value else ("off", "no"):
+        if word in choices:
+            return word
+    return value
 
 
 def takes(annotation: Any, kind: type) -> bool:

@@ -18,10 +18,10 @@ def markdown_table(
     """
     letters = align or "lr"
     rules = [_RULES[letters[min(column, len(letters) - 1)]] for column in range(len(header))]
-    lines = [[_cell(cell) for cell in header], rules]
+    lines = [list(map(_cell, header)), rules]
     for row in rows:
         assert len(row) == len(header), f"{len(row)} cells under {len(header)} headings: {row}"
-        lines.append([_cell(cell) for cell in row])
+        lines.append(list(map(_cell, row)))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -1,7 +1,7 @@
 """Format numbers and parameter names for lines and tables."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 NOT_AVAILABLE = "N/A"
@@ -23,9 +23,13 @@ def number(value: Any, form: str) -> str:
 
 def tokens(text: str) -> int | None:
     """Parse a number of tokens: 512, 2k (2,048), 128K; None if it is not one, or 0."""
-    count, unit = (text[:-1], 1024) if text[-1:] in ("k", "K") else (text, 1)
-    if count.isascii() and count.isdigit():
-        return int(count) * unit or None
+    unit = 1
+    if text[-1:] in ("k", "K"):
+        unit = 1024
+        text = text[:-1]
+    # isdigit alone takes the digits of every script
+    if text.isascii() and text.isdigit():
+        return int(text) * unit or None
     return None
 
 
@@ -54,14 +58,17 @@ def summarise(names: tuple[str, ...]) -> str:
     groups: dict[str, list[int]] = {}
     for name in names:
         parts = name.split(".")
+        # the first number is a layer's; a later one, such as an expert's, stays as it is
         place = next((i for i, part in enumerate(parts) if part.isdigit()), None)
-        layer = int(parts[place]) if place is not None else -1
-        shape = ".".join("{}" if i == place else part for i, part in enumerate(parts))
-        groups.setdefault(shape, []).append(layer)
-    return "\n".join(
-        shape.replace("{}", "{" + ",".join(stretches(layers)) + "}")
-        for shape, layers in groups.items()
-    )
+        layer = -1
+        if place is not None:
+            layer = int(parts[place])
+            parts[place] = "{}"
+        groups.setdefault(".".join(parts), []).append(layer)
+    lines = []
+    for shape, layers in groups.items():
+        lines.append(shape.replace("{}", "{" + ",".join(stretches(layers)) + "}"))
+    return "\n".join(lines)
 
 
 def stretches(numbers: Iterable[int]) -> list[str]:
@@ -73,6 +80,14 @@ def stretches(numbers: Iterable[int]) -> list[str]:
         else:
             ranges.append([number, number])
     return [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
+
+
+def some(names: Sequence[str], most: int) -> str:
+    """Return ``a, b and 3 more``."""
+    text = ", ".join(names[:most])
+    if len(names) > most:
+        text += f" and {len(names) - most} more"
+    return text
 
 
 def counted(count: int, noun: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from tape_ds import storage
 from tape_ds.errors import Problem, check_folder
+from tape_ds.numbers import some
 
 FIELDS = (
     "output_dir",
@@ -43,7 +44,7 @@ def check(name: str, value: Any) -> Iterator[Problem]:
     """Check the value of field ``name`` as a text, and as a path if it is one."""
     if any("\x00" in text for text in _texts(value)):
         yield Problem(name, value, "holds a null byte, which ends a text", "remove it")
-    elif not all(storage.is_utf8(text) for text in _texts(value)):
+    elif not all(map(storage.is_utf8, _texts(value))):
         yield Problem(name, value, "holds bytes that are not UTF-8", "write it in UTF-8")
     elif name in FIELDS and isinstance(value, str):
         yield from check_path(name, value)
@@ -51,7 +52,8 @@ def check(name: str, value: Any) -> Iterator[Problem]:
 
 def check_path(name: str, text: str) -> Iterator[Problem]:
     """Check that ``text`` can be a path on this machine."""
-    if not text:  # an unset shell variable, and not the current folder
+    # an unset shell variable, and not the current folder
+    if not text:
         yield Problem(name, text, "empty", "give a path, or leave it out")
         return
     try:
@@ -60,6 +62,7 @@ def check_path(name: str, text: str) -> Iterator[Problem]:
         user = text.partition("/")[0].removeprefix("~")
         yield Problem(name, text, f"there is no user {user!r} here", "write the path without ~")
         return
+    # limits are of bytes, and a letter may have four
     longest = max((len(os.fsencode(part)) for part in path.parts), default=0)
     if longest > LONGEST_NAME or len(os.fsencode(path)) > LONGEST:
         wrong = f"longer than a path may be ({LONGEST_NAME} bytes a name, {LONGEST} in all)"
@@ -83,18 +86,20 @@ def check_fetched(name: str, folder: str | Path) -> list[Problem]:
     pointers: list[str] = []
     no_files: list[str] = []
     for file in sorted(Path(folder).glob("*")):
+        # folders, and links to nothing, are read by nothing
+        if not file.exists() or file.is_dir():
+            continue
         if not file.is_file():
-            no_files += [file.name] * (file.exists() and not file.is_dir())
+            no_files.append(file.name)
             continue
         with contextlib.suppress(OSError), file.open("rb") as opened:
-            pointers += [file.name] * is_lfs_pointer(opened.read(len(_LFS)))
-    found = []
-    kinds = (LFS, NO_FILE)
-    for names, (wrong, remedy) in zip((pointers, no_files), kinds, strict=True):
+            if is_lfs_pointer(opened.read(len(_LFS))):
+                pointers.append(file.name)
+    problems = []
+    for names, (wrong, remedy) in ((pointers, LFS), (no_files, NO_FILE)):
         if names:
-            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-            found.append(Problem(name, str(folder), f"{shown}: {wrong}", remedy))
-    return found
+            problems.append(Problem(name, str(folder), f"{some(names, 3)}: {wrong}", remedy))
+    return problems
 
 
 def check_new(name: str, folder: Path) -> list[Problem]:

@@ -41,6 +41,7 @@ def register() -> None:
     # seconds: not at the import of tape_ds
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
+    # the configuration first: the other two are found by its class
     for model_type, names in TYPES.items():
         config = load_class(names.config)
         AutoConfig.register(model_type, config, exist_ok=True)

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from types import NoneType, UnionType
+from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 import psutil
@@ -115,7 +115,8 @@ def collect(
 ) -> Result:
     """Return a result at its start, without figures; ``command`` defaults to this process's."""
     shown = []
-    secret_follows = False  # the value of an option such as --hub_token
+    # the value of an option such as --hub_token
+    secret_follows = False
     for argument in sys.argv if command is None else command:
         option, equals, value = argument.partition("=")
         names_secret = option.startswith("-") and bool(SECRET_NAME.search(option.lstrip("-")))
@@ -133,7 +134,7 @@ def collect(
         versions=versions(),
         hardware={**hardware(), "processes": processes},
         commit=commit(),
-        model=None if model is None else _redact_texts(_plain(model)),
+        model=_redact_texts(_plain(model)),
         config=redact(config or {}),
         data=_redact_texts(dict(data or {})),
     )
@@ -149,21 +150,25 @@ def versions() -> dict[str, str]:
 
 def hardware() -> dict[str, Any]:
     """Return CPU model, usable and physical cores, memory in bytes, and each visible GPU with its memory in bytes."""
-    import torch  # not at the top: reading a result needs no torch
+    # not at the top: reading a result needs no torch
+    import torch
 
     cpu = platform.processor() or platform.machine()
     # Linux
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
-        cpu = next(
-            (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu
-        )
-    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+        for line in lines:
+            if line.startswith("model name"):
+                cpu = line.split(":", 1)[1].strip()
+                break
+    cores = os.cpu_count()
+    # those that a container or scheduler leaves to this process
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    gpus = list(map(torch.cuda.get_device_properties, range(torch.cuda.device_count())))
     return {
         "platform": platform.platform(),
         "cpu": cpu,
-        "cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
+        "cores": cores,
         "physical_cores": psutil.cpu_count(logical=False),
         "memory_bytes": psutil.virtual_memory().total,
         "gpus": [{"name": gpu.name, "memory_bytes": gpu.total_memory} for gpu in gpus],
@@ -177,7 +182,7 @@ def commit(root: Path | None = None) -> dict[str, Any] | None:
     An untracked file that is not ignored makes it dirty too: it may be code that ran. None if ``root`` is not the top
     of a checkout: a package installed inside another repository must not report that repository's commit.
     """
-    root = Path(__file__).resolve().parents[1] if root is None else root.resolve()
+    root = (root or Path(__file__).resolve().parents[1]).resolve()
     top = _git(root, "rev-parse", "--show-toplevel")
     head = _git(root, "rev-parse", "HEAD")
     if top is None or head is None or Path(top).resolve() != root:
@@ -187,6 +192,7 @@ def commit(root: Path | None = None) -> dict[str, Any] | None:
 
 def _git(root: Path, *arguments: str) -> str | None:
     """Return git's output in ``root``; None if it is missing, slow or fails."""
+    # inside a hook git's variables name another repository
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         done = subprocess.run(
@@ -245,7 +251,7 @@ def load(path: str | Path) -> Result:
                 )
             )
         elif not isinstance(content[name], expected) or isinstance(content[name], bool):
-            types = " or ".join("null" if kind is NoneType else kind.__name__ for kind in expected)
+            types = " or ".join(kind.__name__ for kind in expected).replace("NoneType", "null")
             problems.append(
                 Problem(name, content[name], f"is not of type {types}", "restore the file")
             )
@@ -264,10 +270,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, (set, frozenset)):
-        return sorted((_plain(entry) for entry in value), key=str)
+        return sorted(map(_plain, value), key=str)
     if isinstance(value, (list, tuple)):
-        return [_plain(entry) for entry in value]
-    if hasattr(value, "tolist"):  # a numpy or torch array or scalar
+        return list(map(_plain, value))
+    # a numpy or torch array or scalar
+    if hasattr(value, "tolist"):
         return _plain(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
@@ -281,7 +288,7 @@ def _with_numbers(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _with_numbers(entry) for key, entry in value.items()}
     if isinstance(value, list):
-        return [_with_numbers(entry) for entry in value]
+        return list(map(_with_numbers, value))
     if isinstance(value, str):
         return NON_FINITE.get(value, value)
     return value
@@ -313,5 +320,6 @@ def passkeys_of(
     rows: Sequence[Mapping[str, Any]], variant: str | None = None
 ) -> list[Mapping[str, Any]]:
     """Return the rows of one variant from a run's figure ``passkey``, by default of the last, the run's result."""
-    name = rows[-1].get("variant") if rows and variant is None else variant
-    return [row for row in rows if row.get("variant") == name]
+    if rows and variant is None:
+        variant = rows[-1].get("variant")
+    return [row for row in rows if row.get("variant") == variant]

@@ -80,8 +80,7 @@ def begin(output: Path, step: int, identity: Mapping[str, Any]) -> None:
 
 def trained_files(output: Path) -> list[str] | None:
     """Return the paths within ``trained`` of the files that a run wrote there; None where no run kept a list."""
-    begun = read(output / BEGUN)
-    names = None if begun is None else begun.get("trained")
+    names = (read_marker(output / BEGUN) or {}).get("trained")
     if isinstance(names, list):
         return names
     return None
@@ -90,25 +89,25 @@ def trained_files(output: Path) -> list[str] | None:
 def older_trained_files(output: Path) -> list[str]:
     """Return the paths within ``trained`` of files named as a run's, where a run that kept no list left its record."""
     folder = output / TRAINED
-    record = read(folder / RECORD) or {}
+    record = read_marker(folder / RECORD) or {}
     if not {"method", "names", "format"} <= record.keys():
         return []
-    return [
-        path.name
-        for path in folder.iterdir()
-        if path.is_file() and _TRAINED_FILES.fullmatch(path.name)
-    ]
+    names = []
+    for path in folder.iterdir():
+        if path.is_file() and _TRAINED_FILES.fullmatch(path.name):
+            names.append(path.name)
+    return names
 
 
 def add_trained_files(output: Path, names: Iterable[str]) -> None:
     """Add to the list of :func:`trained_files`, before these files are in place."""
-    begun = read(output / BEGUN)
+    begun = read_marker(output / BEGUN)
     if begun is not None:
         known = {*(trained_files(output) or []), *names}
         storage.write_json(output / BEGUN, {**begun, "trained": sorted(known)})
 
 
-def read(path: Path) -> dict[str, Any] | None:
+def read_marker(path: Path) -> dict[str, Any] | None:
     """Return a JSON object; None if it is missing or damaged."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -124,5 +123,6 @@ def check_whole(field: str, name_or_path: str, folder: str | Path) -> list[Probl
     folder = Path(folder)
     if not (folder / RECORD).exists() or any(folder.glob(WHOLE_WEIGHTS)):
         return []
+    # transformers would draw what is missing at random, with a warning
     remedy = f"make a whole model of it: tape-ds merge {name_or_path} OUT"
     return [Problem(field, name_or_path, "it holds only what a run trained of its base", remedy)]

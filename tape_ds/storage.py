@@ -44,6 +44,7 @@ def write_file(path: Path, write: Callable[[Path], Any]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.writing")
     try:
         temporary.touch()
+        # an older file's permissions, or those that this process gives to new ones
         mode = stat.S_IMODE((path if path.is_file() else temporary).stat().st_mode)
         write(temporary)
         # safetensors makes files that only their owner can read
@@ -136,9 +137,7 @@ def disk_of(path: Path) -> int:
 
 def existing(path: Path) -> Path:
     """Return ``path`` or, of the folders around it, the innermost that exists."""
-    return next(
-        each for each in (path.absolute(), *path.absolute().parents) if os.path.lexists(each)
-    )
+    return next(filter(os.path.lexists, (path.absolute(), *path.absolute().parents)))
 
 
 def refusal(error: BaseException) -> OSError | None:
@@ -147,8 +146,8 @@ def refusal(error: BaseException) -> OSError | None:
     Libraries wrap it, or repeat its text alone: causes are followed and their texts searched. A file that may not be
     *read* is no refusal.
     """
-    found = list(causes(error))
-    for cause in found:
+    chain = list(causes(error))
+    for cause in chain:
         if not isinstance(cause, OSError):
             continue
         if cause.errno in (*FULL, errno.EROFS):
@@ -161,7 +160,7 @@ def refusal(error: BaseException) -> OSError | None:
             ):
                 return cause
     # after the system's own errors: torch raises its own words over them
-    for cause in found:
+    for cause in chain:
         is_system = isinstance(cause, OSError) and cause.errno is not None
         words = None if is_system else _ANY_MESSAGE.search(str(cause))
         if words is not None:
@@ -204,8 +203,10 @@ def explain(error: OSError, folder: Path) -> str:
     if error.errno in READ_ONLY:
         return f"{error.filename or folder} cannot be written ({error.strerror})"
     known = ""
-    if error.errno == errno.EIO:  # torch's words, perhaps for a limit
-        known = f" ({size(free_bytes(folder))} free{'; ' + limited if limited else ''})"
+    # torch's words, perhaps for a limit
+    if error.errno == errno.EIO:
+        facts = filter(None, (f"{size(free_bytes(folder))} free", limited))
+        known = f" ({'; '.join(facts)})"
     return f"{error.filename or folder}: {error.strerror or error}{known}"
 
 

@@ -119,7 +119,7 @@ def tokenizer_of(words):
         lambda path: path.write_bytes(bytes(2**20)),
         lambda path: save_file({"x": torch.zeros(2**18)}, path),
         lambda path: tokenizer_of(10_000).save(str(path)),
-        lambda path: saving.save(torch.zeros(2**18), path),
+        lambda path: saving.save_pickle(torch.zeros(2**18), path),
     ],
     ids=["python", "safetensors", "tokenizers", "torch"],
 )

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from tape_ds.checkpoint.hollow_adapter import HollowAdapter
 from tape_ds.checkpoint.logits_by_block import logits_by_block
-from tape_ds.checkpoint.merged_layers import Adapter, MergedLayer, merged_layer
+from tape_ds.checkpoint.merged_layers import Adapter, MergedLayer, kinds_of, merged_layer
 from tape_ds.checkpoint.whole_merge import probe
 from tape_ds.models import hollow
 from tape_ds.models.file_tensors import FileTensor
@@ -57,46 +57,42 @@ class AdaptedWeights(ModelWeights):
         """
         model = base.model
         self._base = base
-        origins = {
-            parameter: WeightSource(base, each) for each, parameter in model.named_parameters()
-        }
-        parameters = {each for each, _ in model.named_parameters(remove_duplicate=False)}
-        buffers = model.state_dict().keys() - parameters
+        # noted before the adapter is put on, which renames parameters
+        sources = _sources_in(base, model)
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        buffers = model.state_dict().keys() - parameters.keys()
         attached = attach(model, base.rows)
         wrapped = attached.model.eval()
-        sources = {**origins, **attached.sources}
-        for each, parameter in wrapped.named_parameters():
+        sources |= attached.sources
+        for path, parameter in wrapped.named_parameters():
             is_empty = parameter.is_meta or hollow.is_hollow(parameter)
             if parameter in sources and (is_empty or parameter.numel() == 1):
                 continue
             if is_empty:
-                raise NotByTensorError(f"its adapter has no {each}")
-            sources[parameter] = WeightSource(LoadedRows({each: parameter.detach()}), each)
-        kinds = sorted(
-            {
-                str(getattr(each.peft_type, "value", each.peft_type))
-                for each in wrapped.peft_config.values()
-            }
-        )
-        adapter = Adapter(field, name, ", ".join(kinds))
-        if (
-            type(wrapped.base_model)._unload_and_optionally_merge
-            is not BaseTuner._unload_and_optionally_merge
-        ):
+                raise NotByTensorError(f"its adapter has no {path}")
+            sources[parameter] = WeightSource(LoadedRows({path: parameter.detach()}), path)
+        adapter = Adapter(field, name, kinds_of(wrapped))
+        # a tuner that overrides peft's loop over layers does more than merge one after another
+        own_way = type(wrapped.base_model)._unload_and_optionally_merge
+        if own_way is not BaseTuner._unload_and_optionally_merge:
             raise NotByTensorError(
                 f"peft merges an adapter of its kind ({adapter.kinds}) in a way of its own"
             )
         if buffers and getattr(wrapped.active_peft_config, "layer_replication", None):
             raise NotByTensorError("its adapter repeats layers, and these have buffers")
 
-        ids = probe(wrapped) if check_logits else None
-        expected = None if ids is None else logits_by_block(wrapped, sources, ids)
+        if check_logits:
+            # with the adapter, before `unload` takes it off
+            ids = probe(wrapped)
+            expected = logits_by_block(wrapped, sources, ids)
         layers = _adapted(wrapped.get_base_model())
         self.model = wrapped.unload()
         self._layers: dict[str, MergedLayer] = {}
         for path, layer in layers.items():
             merged = merged_layer(path, layer, sources, adapter)
-            self._layers |= {f"{path}.{each}": merged for each in merged.names}
+            for below in merged.names:
+                self._layers[f"{path}.{below}"] = merged
+        # one merged layer is in memory at a time, this one
         self._read: MergedLayer | None = None
         self._sources: dict[str, WeightSource] = {}
         """Of what is not merged."""
@@ -107,16 +103,13 @@ class AdaptedWeights(ModelWeights):
             else:
                 self._sources[each] = sources[held]
         self._untie()
-        if ids is not None and expected is not None:
+        if check_logits:
             self._check_logits(adapter, expected, ids)
 
     def _check_logits(self, adapter: Adapter, expected: Tensor, ids: Tensor) -> None:
-        sources = {
-            parameter: WeightSource(self, name) for name, parameter in self.model.named_parameters()
-        }
-        found = logits_by_block(self.model, sources, ids)
-        adapter.check("logits", expected, found)
-        difference = (found - expected).abs().max().item()
+        logits = logits_by_block(self.model, _sources_in(self, self.model), ids)
+        adapter.check("logits", expected, logits)
+        difference = (logits - expected).abs().max().item()
         largest = expected.abs().max().item()
         print(
             f"logits: merged, they differ from the adapter's by {difference:.2g} of {largest:.3g}",
@@ -127,22 +120,17 @@ class AdaptedWeights(ModelWeights):
         """Note in the configuration, as peft does after a merge, that head and embeddings are not the same any more."""
         head = self.model.get_output_embeddings()
         embeddings = self.model.get_input_embeddings()
-        if (
-            not getattr(self.model.config, "tie_word_embeddings", False)
-            or head is None
-            or embeddings is None
-        ):
+        if head is None or embeddings is None:
             return
-        if head.weight is not embeddings.weight:
+        is_tied = getattr(self.model.config, "tie_word_embeddings", False)
+        if is_tied and head.weight is not embeddings.weight:
             self.model.config.tie_word_embeddings = False
 
     def unchanged(self, tensor: FileTensor) -> TensorRows | None:
-        if all(
-            self._sources.get(parameter) == WeightSource(self._base, parameter)
-            for parameter in tensor.parameters
-        ):
-            return self._base.unchanged(tensor)
-        return None
+        for parameter in tensor.parameters:
+            if self._sources.get(parameter) != WeightSource(self._base, parameter):
+                return None
+        return self._base.unchanged(tensor)
 
     def rows(self, name: str, first: int = 0, last: int | None = None) -> Tensor:
         if name in self._sources:
@@ -154,19 +142,23 @@ class AdaptedWeights(ModelWeights):
         return layer.rows(name.removeprefix(f"{layer.path}."), first, last)
 
 
+def _sources_in(weights: ModelWeights, model: nn.Module) -> dict[nn.Parameter, WeightSource]:
+    return {parameter: WeightSource(weights, name) for name, parameter in model.named_parameters()}
+
+
 def _adapted(model: nn.Module) -> dict[str, nn.Module]:
     """Return the layers of peft that a merge replaces by what they wrap, by path, without those inside of them."""
-    found: dict[str, nn.Module] = {}
+    layers: dict[str, nn.Module] = {}
     for path, module in model.named_modules():
-        if any(path.startswith(f"{outer}.") for outer in found):
+        if path.startswith(tuple(f"{outer}." for outer in layers)):
             continue
         if isinstance(module, ModulesToSaveWrapper):
-            if any(isinstance(each, BaseTunerLayer) for each in module.modules()):
+            if any(isinstance(inner, BaseTunerLayer) for inner in module.modules()):
                 raise NotByTensorError(f"{path} is both trained whole and adapted")
         elif isinstance(module, BaseTunerLayer | TrainableTokensWrapper):
-            found[path] = module
+            layers[path] = module
         elif isinstance(module, AuxiliaryTrainingWrapper):
             raise NotByTensorError(
                 f"its adapter has a layer of another kind ({path}: {type(module).__name__})"
             )
-    return found
+    return layers

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import deepspeed
 import torch
-from peft import PeftModel, get_peft_model_state_dict
+from peft import PeftModel
 from safetensors import safe_open
 from torch import Tensor, nn
 
 from tape_ds.checkpoint import format
-from tape_ds.checkpoint.trained import files_of_weights
+from tape_ds.checkpoint.trained import by_every_name, by_file_names, files_of_weights
 from tape_ds.distributed.cuts import cut_of
 from tape_ds.models.files import weight_files
 
@@ -28,33 +28,39 @@ def scheduled(steps: int, every: int, more: Iterable[int] = ()) -> list[int]:
 
 def last(output: Path, steps: Sequence[int]) -> list[Path]:
     """Return the checkpoints of these steps. Raises ValueError: one is missing, or its trained weights are damaged."""
-    there = {format.step_of(folder): folder for folder in format.committed(output)}
-    wrong = [f"checkpoint-{step} is missing" for step in steps if step not in there]
-    for step in steps:
-        if step in there:
-            names = [file.name for file in files_of_weights(there[step])]
-            damaged = format.corrupt_files(there[step], format.read(there[step]), names)
-            wrong += [f"in checkpoint-{step} {each}" for each in damaged]
-    if wrong:
-        raise ValueError("; ".join(wrong))
-    return [there[step] for step in steps]
+    by_step = {format.step_of(folder): folder for folder in format.committed(output)}
+    faults = [f"checkpoint-{step} is missing" for step in steps if step not in by_step]
+    folders = [by_step[step] for step in steps if step in by_step]
+    for folder in folders:
+        # only what is averaged: an optimizer's state is many times as large, and not read
+        names = [file.name for file in files_of_weights(folder)]
+        for damage in format.corrupt_files(folder, format.read(folder), names):
+            faults.append(f"in {folder.name} {damage}")
+    if faults:
+        raise ValueError("; ".join(faults))
+    return folders
 
 
 def fingerprints(folders: Sequence[Path]) -> dict[str, str]:
     """Return the fingerprint of each file of trained weights in the checkpoints, by ``checkpoint-N/FILE``."""
-    files = [file for folder in folders for file in files_of_weights(folder)]
-    return {f"{file.parent.name}/{file.name}": weight_files.fingerprint(file) for file in files}
+    found = {}
+    for folder in folders:
+        for file in files_of_weights(folder):
+            found[f"{folder.name}/{file.name}"] = weight_files.fingerprint(file)
+    return found
 
 
 def means(folders: Sequence[Path]) -> Iterator[tuple[str, Tensor]]:
     """Yield the name and the mean of every trained tensor, fp32 (fp64 for fp64), a tensor at a time. Raises ValueError:
     the checkpoints do not hold the same tensors."""
-    names = [_where(folder) for folder in folders]
-    if any(other.keys() != names[0].keys() for other in names[1:]):
+    files_by_name = list(map(_where, folders))
+    first = files_by_name[0]
+    if any(other.keys() != first.keys() for other in files_by_name):
         raise ValueError(f"{', '.join(folder.name for folder in folders)} hold different tensors")
-    for name in sorted(names[0]):
+    for name in sorted(first):
+        # opened again for each tensor: of all checkpoints at once, no more than this one is in memory
         total: Tensor | None = None
-        for where in names:
+        for where in files_by_name:
             with safe_open(where[name], framework="pt") as file:
                 tensor: Tensor = file.get_tensor(name)
             wide = tensor.double() if tensor.dtype == torch.float64 else tensor.float()
@@ -86,6 +92,7 @@ def put_mean(folders: Sequence[Path], model: nn.Module, names: Sequence[str]) ->
         cut = cut_of(parameter)
         if cut is not None:
             mean = mean.split(list(cut.sizes), dim=cut.dim)[cut.group.index]
+        # rank 0's change is what every rank gets when its shards are cut again
         with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
             parameter.data.copy_(mean)
         put.add(id(parameter))
@@ -95,12 +102,8 @@ def put_mean(folders: Sequence[Path], model: nn.Module, names: Sequence[str]) ->
 
 def _places(model: nn.Module, names: Sequence[str]) -> Mapping[str, nn.Parameter]:
     """Return the trained parameters by the names that files have; tied ones by each of theirs."""
-    trained = {id(parameter) for name, parameter in model.named_parameters() if name in set(names)}
-    own = {
-        name: parameter
-        for name, parameter in model.named_parameters(remove_duplicate=False)
-        if id(parameter) in trained
-    }
-    if isinstance(model, PeftModel):  # peft's files leave the adapter's name out of every key
-        return get_peft_model_state_dict(model, state_dict=own, save_embedding_layers=False)
-    return own
+    parameters = dict(model.named_parameters())
+    trained = {name: parameters[name] for name in names if name in parameters}
+    if isinstance(model, PeftModel):
+        return by_file_names(model, trained)
+    return by_every_name(model, trained)

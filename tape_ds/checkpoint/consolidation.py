@@ -23,7 +23,7 @@ from torch import Tensor
 from tape_ds import building, checkpoint, paths, storage
 from tape_ds.checkpoint import engine_state, trained
 from tape_ds.checkpoint.engine_state import EngineState
-from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.errors import Problem, UserError
 from tape_ds.models.files import weight_files
 
 KEPT = (".json", ".jinja", ".txt", ".model")
@@ -38,23 +38,27 @@ def verify(source: Path) -> None:
     """Read all of a checkpoint; refuse it if it is not whole."""
     try:
         manifest = checkpoint.read(source)
-        found = checkpoint.missing_files(source, manifest) or checkpoint.corrupt_files(
-            source, manifest
-        )
+        # sizes first, which cost nothing: hashes read the whole checkpoint
+        faults = checkpoint.missing_files(source, manifest)
+        if not faults:
+            faults = checkpoint.corrupt_files(source, manifest)
     except ValueError as error:
-        found = [str(error) if os.path.isdir(source) else "there is no such folder"]
-    if found:
-        raise UserError(Problem("checkpoint", str(source), "; ".join(found), alternatives(source)))
+        faults = [str(error)]
+        if not os.path.isdir(source):
+            faults = ["there is no such folder"]
+    if faults:
+        raise UserError(Problem("checkpoint", str(source), "; ".join(faults), alternatives(source)))
 
 
 def alternatives(source: Path) -> str:
     """Return the remedy for a folder that is no whole checkpoint: the checkpoints in it, or next to it."""
-    for folder in (source, source.parent):
-        if os.path.isdir(folder) and (
-            names := [each.name for each in checkpoint.committed(folder) if each != source]
-        ):
+    for folder in filter(os.path.isdir, (source, source.parent)):
+        names = [each.name for each in checkpoint.committed(folder) if each != source]
+        if names:
             return f"give a checkpoint of its run: {', '.join(names)}"
-    return "restore it from a copy" if os.path.isdir(source) else "give a run's folder checkpoint-N"
+    if os.path.isdir(source):
+        return "restore it from a copy"
+    return "give a run's folder checkpoint-N"
 
 
 def check_out(out: Path, source: Path) -> list[Problem]:
@@ -83,21 +87,23 @@ def consolidate(source: Path, out: Path, dtype: torch.dtype | None = None) -> Co
     and they are read safely."""
     record = trained.read_record(source)
     files = sorted(source.glob("*.safetensors"))
-    raise_if_any(
-        [problem for file in files for problem in weight_files.check_file(file, "checkpoint")]
-    )
+    trained.require_readable(files, "checkpoint")
     whole = any(file.match(trained.WHOLE_WEIGHTS) for file in files)
     # one file instead of several
     name = weight_files.WHOLE if whole or not files else files[0].name
     forms: dict[str, Tensor] = {}
-    states: list[EngineState] = []  # by tensor-parallel rank
+    # by tensor-parallel rank
+    states: list[EngineState] = []
 
+    # forms, states and names are filled below, before this is called: what is refused is refused before a byte is
+    # written
     def build(folder: Path) -> None:
         folder.mkdir()
         for path in sorted(source.iterdir()):
             if path.is_file() and path.suffix in KEPT and not OF_THE_RUN.fullmatch(path.name):
                 shutil.copyfile(path, folder / path.name)
-        if whole and forms:  # the configuration of a whole model names the dtype of its weights
+        # the configuration of a whole model names the dtype of its weights
+        if whole and forms:
             config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
             config["dtype"] = str(next(iter(forms.values())).dtype).removeprefix("torch.")
             storage.write_json(folder / "config.json", config)
@@ -106,11 +112,10 @@ def consolidate(source: Path, out: Path, dtype: torch.dtype | None = None) -> Co
 
     try:
         engine = engine_state.engine_folder(source)
-        if engine is not None and any(
-            engine_state.PARTS.fullmatch(path.name) for path in engine.iterdir()
-        ):
+        if engine is not None and any(map(engine_state.PARTS.fullmatch, os.listdir(engine))):
             states.append(EngineState(engine))
-            states += [EngineState(engine, tensor) for tensor in range(1, states[0].tensor_size)]
+            for tensor in range(1, states[0].tensor_size):
+                states.append(EngineState(engine, tensor))
             dtype = dtype or torch.float32
         for file in files:
             with safe_open(file, framework="pt") as saved:
@@ -120,8 +125,10 @@ def consolidate(source: Path, out: Path, dtype: torch.dtype | None = None) -> Co
         names = _engine_names(forms, states, set(record.names)) if states else {}
         if not files and record.names:
             raise ValueError("it holds no safetensors file, which would name the weights")
-        need, free = 2 * sum(form.nbytes for form in forms.values()), storage.free_bytes(out.parent)
-        if free < need:  # for the temporary files of `_write`, and the result
+        # twice: for the temporary files of `_write`, and for the result
+        need = 2 * sum(form.nbytes for form in forms.values())
+        free = storage.free_bytes(out.parent)
+        if free < need:
             wrong = f"it needs {storage.size(need)}, and {storage.size(free)} are free there"
             raise UserError(
                 Problem("out", str(out), wrong, "make room, or name a folder on another disk")
@@ -134,13 +141,10 @@ def consolidate(source: Path, out: Path, dtype: torch.dtype | None = None) -> Co
         raise UserError(Problem("checkpoint", str(source), str(error), remedy)) from error
     origin = "as they were saved"
     if states:
-        ranks, cut = (
-            sum(len(state.parts) for state in states),
-            f", tensor_parallel_size {len(states)}",
-        )
-        origin = (
-            f"masters of ZeRO-{states[0].stage} on {ranks} ranks{cut if len(states) > 1 else ''}"
-        )
+        ranks = sum(len(state.parts) for state in states)
+        origin = f"masters of ZeRO-{states[0].stage} on {ranks} ranks"
+        if len(states) > 1:
+            origin += f", tensor_parallel_size {len(states)}"
     return Consolidated(out / name, forms, origin)
 
 
@@ -150,32 +154,53 @@ def _engine_names(
     """Return the engine's name of each tensor in the files of trained weights. Raises ValueError if they have other
     parameters."""
     trained_here = states[0].shapes.keys()
-    known = {**{name: name for name in trained_here}, **states[0].shared}
+    known = {**dict(zip(trained_here, trained_here, strict=True)), **states[0].shared}
     # peft's keys are without the adapter's name, and as if nothing were wrapped
-    keys = {
-        name: re.sub(r"\.default(?=\.|$)", "", name.replace(".modules_to_save.default", ""))
-        for name in known
-    }
-    by_key = {keys[name]: origin for name, origin in known.items()} | known
+    by_key = {}
+    for name, origin in known.items():
+        unwrapped = name.replace(".modules_to_save.default", "")
+        by_key[re.sub(r"\.default(?=\.|$)", "", unwrapped)] = origin
+    by_key |= known
     if unknown := [key for key in forms if key not in by_key]:
         raise ValueError(
             f"its safetensors files have {unknown[0]}, and the engine has not trained it"
         )
-    found = {key: by_key[key] for key in forms}
-    if missing := trained_here - found.values():
+    names = {key: by_key[key] for key in forms}
+    if missing := trained_here - set(names.values()):
         raise ValueError(f"the engine has trained {min(missing)}, and no safetensors file holds it")
     if odd := trained_names - known.keys():
         raise ValueError(f"{trained.RECORD} names {min(odd)}, which the engine has not trained")
-    return found
+    return names
 
 
 def _rounds_to(tensor: Tensor, rounded: Tensor) -> bool:
     """Whether this is the tensor in the other's dtype; a function, so that no piece of it is held for longer."""
-    pairs = zip(*(each.flatten().split(_CHUNK) for each in (tensor, rounded)), strict=False)
-    return tensor.shape == rounded.shape and all(
-        torch.equal(one.to(other.dtype).view(torch.uint8), other.view(torch.uint8))
-        for one, other in pairs
-    )
+    if tensor.shape != rounded.shape:
+        return False
+    # by pieces, so that no second copy of an embedding is in memory
+    pieces = tensor.flatten().split(_CHUNK)
+    rounded_pieces = rounded.flatten().split(_CHUNK)
+    for piece, rounded_piece in zip(pieces, rounded_pieces, strict=True):
+        # bytes, because a NaN is not equal to itself
+        if not torch.equal(
+            piece.to(rounded.dtype).view(torch.uint8), rounded_piece.view(torch.uint8)
+        ):
+            return False
+    return True
+
+
+def _joined(states: list[EngineState], name: str) -> Tensor:
+    """Return an fp32 weight of the engine, the pieces of tensor-parallel ranks laid together. Raises ValueError."""
+    tensor = states[0].whole(name)
+    dim = states[0].cuts.get(name)
+    # without a cut every tensor-parallel rank has all of it
+    if dim is None:
+        return tensor
+    try:
+        return torch.cat([tensor, *(state.whole(name) for state in states[1:])], dim=dim)
+    except (LookupError, RuntimeError) as error:
+        wrong = f"the pieces of {name} do not fit the cuts that the files record"
+        raise ValueError(wrong) from error
 
 
 def _write(
@@ -194,24 +219,15 @@ def _write(
                 for key in saved.keys():  # noqa: SIM118 - it is no dict
                     tensor = rounded = saved.get_tensor(key)
                     if states:
-                        dim = states[0].cuts.get(names[key])
-                        tensor = states[0].whole(names[key])
-                        if dim is not None:  # else every tensor-parallel rank has all of it
-                            try:
-                                tensor = torch.cat(
-                                    [tensor, *(each.whole(names[key]) for each in states[1:])],
-                                    dim=dim,
-                                )
-                            except (LookupError, RuntimeError) as error:
-                                wrong = f"the pieces of {names[key]} do not fit the cuts that the files record"
-                                raise ValueError(wrong) from error
+                        tensor = _joined(states, names[key])
                         if not _rounds_to(tensor, rounded):
                             raise ValueError(
                                 f"{key} in {file.name} is not what the engine's fp32 weights round to"
                             )
                     # In pages of a file instead of memory. It is written, not mapped and filled: a disk that is full
                     # is an error then, and not the process's death.
-                    path, tensor = Path(aside) / str(len(tensors)), tensor.to(forms[key].dtype)
+                    path = Path(aside) / str(len(tensors))
+                    tensor = tensor.to(forms[key].dtype)
                     tensor.flatten().view(torch.uint8).numpy().tofile(path)
                     laid = torch.from_file(str(path), size=tensor.numel(), dtype=tensor.dtype)
                     tensors[key] = laid.view(tensor.shape)

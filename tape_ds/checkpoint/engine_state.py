@@ -12,6 +12,7 @@ checkpoints load at stage 1 or 2 alone, and from stage 3 to 3 give wrong losses 
 import contextlib
 import math
 import operator
+import os
 import pickle
 import re
 from collections.abc import Mapping
@@ -59,12 +60,11 @@ def load(path: Path, mmap: bool = True) -> dict[str, Any]:
 
 def engine_folder(checkpoint: Path) -> Path | None:
     """Return the engine's folder in a checkpoint, if any. Raises ValueError if there are several."""
-    found = sorted(path for path in checkpoint.glob("global_step*") if path.is_dir())
-    if len(found) > 1:
-        raise ValueError(
-            f"it holds several states of an engine: {', '.join(path.name for path in found)}"
-        )
-    return found[0] if found else None
+    folders = sorted(filter(Path.is_dir, checkpoint.glob("global_step*")))
+    if len(folders) > 1:
+        names = ", ".join(folder.name for folder in folders)
+        raise ValueError(f"it holds several states of an engine: {names}")
+    return folders[0] if folders else None
 
 
 class EngineState:
@@ -73,14 +73,16 @@ class EngineState:
     or of another form."""
 
     def __init__(self, folder: Path, tensor: int = 0):
-        matches = (PARTS.fullmatch(path.name) for path in folder.iterdir())
-        by_rank = {
-            int(match[1]): match[0] for match in matches if match and int(match[2]) == tensor
-        }
+        by_rank = {}
+        for match in map(PARTS.fullmatch, os.listdir(folder)):
+            if match and int(match[2]) == tensor:
+                by_rank[int(match[1])] = match[0]
+        # in the order of ranks: by name, rank 10 would come before rank 2
         if not by_rank or sorted(by_rank) != list(range(len(by_rank))):
             of = f" of tensor-parallel rank {tensor}" if tensor else ""
             raise ValueError(f"the parts of ranks {sorted(by_rank)}{of} are no complete set")
-        names = [by_rank[rank] for rank in sorted(by_rank)]
+        _, names = zip(*sorted(by_rank.items()), strict=True)
+        # whatever is not where ZeRO puts it is a file of another form: one message for all of it, below
         try:
             self.parts = [load(folder / name)["optimizer_state_dict"] for name in names]
             """The optimizer's state of each rank."""
@@ -89,10 +91,10 @@ class EngineState:
             self.model = load(folder / f"{first}mp_rank_{tensor:02d}_model_states.pt")
             """Rank 0's other file: counters, settings, and the weights in the model's precision, up to stage 2."""
             groups = self.model["param_shapes"]
-            self.shapes: dict[str, Size] = {
-                name: shape for group in groups for name, shape in group.items()
-            }
+            self.shapes: dict[str, Size] = {}
             """Of every parameter, or of this piece of it."""
+            for group in groups:
+                self.shapes.update(group.items())
             self._fragments = self._find_fragments(groups)
             self.shared: Mapping[str, str] = {**(self.model.get("shared_params") or {})}
             """Names of tied parameters -> the name that holds them, in the first piece."""
@@ -101,53 +103,57 @@ class EngineState:
             """Ranks that hold pieces of the same parameters; 1 without tensor parallelism."""
             self.cuts = {name: operator.index(cut[0]) for name, cut in stored["cuts"].items()}
             """Dimension along which a parameter was cut into pieces."""
+            # one for all groups, or a list with one for each
             counts = self.parts[0]["partition_count"]
-            sizes = [
-                [self._padded(flat, rank) for flat in range(len(groups))]
-                for rank in range(len(names))
-            ]
+            of_groups = counts if isinstance(counts, list) else [counts]
+            sizes = []
+            for rank in range(len(names)):
+                sizes.append([self._padded(flat, rank) for flat in range(len(groups))])
         except FileNotFoundError as error:
             raise ValueError(f"{Path(error.filename).name} is missing") from error
         except (LookupError, TypeError, AttributeError) as error:
             wrong = f"its engine's files have another form than ZeRO's ({type(error).__name__}: {error})"
             raise ValueError(wrong) from error
-        if any(
-            count != len(self.parts) for count in (counts if isinstance(counts, list) else [counts])
-        ):
+        if any(count != len(self.parts) for count in of_groups):
             raise ValueError(
                 f"its {len(self.parts)} parts are not those of one job: the first names {counts}"
             )
-        if odd := [name for name, own in zip(names, sizes, strict=True) if own != sizes[0]]:
-            raise ValueError(
-                f"{odd[0]} is of another job than {names[0]}: its tensors are of other sizes"
-            )
+        for name, sizes_of_rank in zip(names, sizes, strict=True):
+            if sizes_of_rank != sizes[0]:
+                raise ValueError(
+                    f"{name} is of another job than {names[0]}: its tensors are of other sizes"
+                )
 
     def states(self) -> dict[str, Any]:
         """Return the optimizer's states of a parameter: tensors with a value for each element, such as ``exp_avg``, and
         single values such as ``step``, which are the same for all. Empty before the first step. Raises ValueError if
         one is neither: it cannot be divided."""
-        found: dict[str, Any] = self.optimizer()["state"].get(0, {})
+        states: dict[str, Any] = self.optimizer()["state"].get(0, {})
         size = self._padded(0)
-        if odd := [
-            key for key, value in found.items() if is_divided(value) and value.shape != (size,)
-        ]:
+        odd = []
+        for key, value in states.items():
+            if is_divided(value) and value.shape != (size,):
+                odd.append(key)
+        if odd:
             raise ValueError(
                 f"the optimizer's {', '.join(odd)} cannot be divided: not a value for each element"
             )
-        return found
+        return states
 
     def whole(self, name: str, key: str | None = None) -> Tensor:
         """Return a parameter's fp32 weights; or one of its optimizer states, such as ``exp_avg``. Raises ValueError if
         the parts do not hold it."""
         shape = self.shapes[name]
         try:
-            pieces = [
-                self._flat(rank, flat, key).narrow(0, start, count)
-                for rank, flat, start, count in self._fragments[name]
-            ]
             # a tensor-parallel piece may have no element
-            found = torch.cat([torch.empty(0), *pieces])
-            return (found[: shape.numel()] if self.stage == 3 else found).view(shape)
+            pieces = [torch.empty(0)]
+            for rank, flat, start, count in self._fragments[name]:
+                pieces.append(self._flat(rank, flat, key).narrow(0, start, count))
+            flat_values = torch.cat(pieces)
+            # stage 3 pads the last rank's slice; below it too few or too many values are of several saves
+            if self.stage == 3:
+                flat_values = flat_values[: shape.numel()]
+            return flat_values.view(shape)
         except (LookupError, RuntimeError) as error:
             wrong = (
                 f"the parts of its ranks do not fit the shape of {name}: they are of several saves"
@@ -158,54 +164,55 @@ class EngineState:
         self, groups: list[Mapping[str, Size]]
     ) -> dict[str, list[tuple[int, int, int, int]]]:
         """Return the pieces of each parameter as (rank, flat tensor, first element, count)."""
-        found: dict[str, list[tuple[int, int, int, int]]] = {name: [] for name in self.shapes}
+        fragments: dict[str, list[tuple[int, int, int, int]]] = {name: [] for name in self.shapes}
         if self.stage == 3:
             # every parameter is cut into equal slices, the last one padded, and a rank's slices are laid end to end
             for flat, shapes in enumerate(groups):
                 start = 0
                 for name, shape in shapes.items():
                     count = math.ceil(shape.numel() / len(self.parts))
-                    found[name] = [(rank, flat, start, count) for rank in range(len(self.parts))]
+                    for rank in range(len(self.parts)):
+                        fragments[name].append((rank, flat, start, count))
                     start += count
-            return found
+            return fragments
 
         # stages 1 and 2 lay the parameters of a group end to end, and give each rank an equal part of the whole
         paddings = self.parts[0].get("param_alignment_paddings") or [
             [0] * len(shapes) for shapes in groups
         ]
         for flat, shapes in enumerate(groups):
-            size, end = self._padded(flat), 0
+            size = self._padded(flat)
+            at = 0
             for (name, shape), padding in zip(shapes.items(), paddings[flat], strict=True):
-                at, end = end, end + shape.numel()
+                end = at + shape.numel()
+                # a parameter may begin on one rank and end on another
                 while at < end:
                     rank, start = divmod(at, size)
                     count = min(end - at, size - start)
-                    found[name].append((rank, flat, start, count))
+                    fragments[name].append((rank, flat, start, count))
                     at += count
-                end += padding
-        return found
+                at += padding
+        return fragments
 
     def _flat(self, rank: int, flat: int, key: str | None) -> Tensor:
         if key is not None:
             return self.optimizer(rank)["state"][flat][key]
-        return self.parts[rank][
-            "fp32_flat_groups" if self.stage == 3 else "single_partition_of_fp32_groups"
-        ][flat]
+        masters = "fp32_flat_groups" if self.stage == 3 else "single_partition_of_fp32_groups"
+        return self.parts[rank][masters][flat]
 
     def _padded(self, flat: int, rank: int = 0) -> int:
         """Return the size of a rank's flat tensor with its padding, without which weights below stage 3 are saved."""
-        # not with data_types.grad_accum_dtype
-        stripped = self.stage < 3 and "zero_stage" in self.parts[rank]
-        return self._flat(rank, flat, None).numel() + (
-            self.parts[rank]["group_paddings"][flat] if stripped else 0
-        )
+        size = self._flat(rank, flat, None).numel()
+        # not with data_types.grad_accum_dtype, whose optimizer saves its padding, and no stage
+        if self.stage < 3 and "zero_stage" in self.parts[rank]:
+            size += self.parts[rank]["group_paddings"][flat]
+        return size
 
     def optimizer(self, rank: int = 0) -> dict[str, Any]:
         """Return the ``state_dict`` of a rank's optimizer, over flat tensors instead of parameters."""
-        found: dict[str, Any] = self.parts[rank][
-            "optimizer_state_dict" if self.stage == 3 else "base_optimizer_state"
-        ]
-        return found
+        key = "optimizer_state_dict" if self.stage == 3 else "base_optimizer_state"
+        optimizer: dict[str, Any] = self.parts[rank][key]
+        return optimizer
 
 
 def is_divided(value: Any) -> bool:

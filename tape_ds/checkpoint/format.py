@@ -30,7 +30,12 @@ from tape_ds.run_folder import TRAINED
 FORMAT = 1
 """Raised when older checkpoints can no longer be resumed."""
 MANIFEST = "manifest.json"
-WRITING, REPLACED, REMOVED, ABANDONED = ".writing", ".replaced", ".removed", ".abandoned"
+# Endings of names: of an unfinished save, of what a save replaces, of what is being removed, of what a resumed run
+# leaves after its step.
+WRITING = ".writing"
+REPLACED = ".replaced"
+REMOVED = ".removed"
+ABANDONED = ".abandoned"
 
 _COMMITTED = re.compile(r"checkpoint-(\d+)")
 _ASIDE = re.compile(
@@ -51,19 +56,21 @@ class Entry:
 class Manifest:
     """Contents of ``manifest.json``."""
 
-    step: int  # optimizer steps taken
+    # optimizer steps taken
+    step: int
     processes: int
-    stage: int | None  # ZeRO stage; None: trained without an engine
+    # ZeRO stage; None: trained without an engine
+    stage: int | None
     files: Mapping[str, Entry]
     """By path within the folder, "/" between its parts."""
-    tensor: int = 1  # tensor-parallel size: the engine's parts of that many ranks form one model
+    # tensor-parallel size: the engine's parts of that many ranks form one model
+    tensor: int = 1
     identity: Mapping[str, Any]
     """All that decides the numbers of the run, see :mod:`tape_ds.training.identity`."""
     # versions of the packages that computed
     versions: Mapping[str, str] = field(default_factory=dict)
-    name: str | None = (
-        None  # given by a person who asked for it; a named checkpoint is never removed
-    )
+    # given by a person who asked for it; a named checkpoint is never removed
+    name: str | None = None
     format: int = FORMAT
 
     @property
@@ -90,7 +97,9 @@ def read(folder: Path) -> Manifest:
         if content["format"] != FORMAT:
             raise ValueError(f"its format is {content['format']}, this version reads {FORMAT}")
         files = {name: Entry(**entry) for name, entry in content.pop("files").items()}
-        if unsafe := [name for name in files if name.startswith("/") or ".." in Path(name).parts]:
+        # The check sum is no signature: a manifest that was written by hand may have the right one.
+        unsafe = [name for name in files if name.startswith("/") or ".." in Path(name).parts]
+        if unsafe:
             raise ValueError(f"its {MANIFEST} names files outside of it: {', '.join(unsafe)}")
         if _COMMITTED.fullmatch(folder.name) and step_of(folder) != content["step"]:
             raise ValueError(
@@ -103,18 +112,26 @@ def read(folder: Path) -> Manifest:
 
 def missing_files(folder: Path, manifest: Manifest) -> list[str]:
     """List files that are missing, of another size, or foreign."""
-    found = []
-    present = {
-        path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if not path.is_dir()
-    }
+    faults = []
+    present = _present(folder)
     for name, entry in manifest.files.items():
         path = present.pop(name, None)
+        # a link may point to a file that changes
         if path is None or path.is_symlink():
-            found.append(f"{name} is missing")
+            faults.append(f"{name} is missing")
         elif path.stat().st_size != entry.size:
-            found.append(f"{name} has {path.stat().st_size:,} bytes instead of {entry.size:,}")
+            faults.append(f"{name} has {path.stat().st_size:,} bytes instead of {entry.size:,}")
     present.pop(MANIFEST, None)
-    return found + [f"{name} does not belong to it" for name in sorted(present)]
+    return [*faults, *map("{} does not belong to it".format, sorted(present))]
+
+
+def _present(folder: Path) -> dict[str, Path]:
+    """Return the files in a folder by their path within it."""
+    present = {}
+    for path in folder.rglob("*"):
+        if not path.is_dir():
+            present[path.relative_to(folder).as_posix()] = path
+    return present
 
 
 def check_outside(name: str, folder: Path) -> list[Problem]:
@@ -133,24 +150,21 @@ def foreign_files(folder: Path) -> list[str]:
         known = {*read(folder).files, MANIFEST}
     except (OSError, ValueError):
         known = set()
-    present = (
-        path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()
-    )
-    return sorted(name for name in present if name not in known)
+    return sorted(_present(folder).keys() - known)
 
 
 def corrupt_files(
     folder: Path, manifest: Manifest, names: Collection[str] | None = None
 ) -> list[str]:
     """Read files whole (``names``, default all) and return those whose hash is not the manifest's."""
-    found = []
+    faults = []
     for name in manifest.files if names is None else names:
         try:
             if storage.digest(folder / name) != manifest.files[name].sha256:
-                found.append(f"{name} is damaged: its SHA-256 is another")
+                faults.append(f"{name} is damaged: its SHA-256 is another")
         except OSError as error:
-            found.append(f"{name} cannot be read ({error.strerror})")
-    return found
+            faults.append(f"{name} cannot be read ({error.strerror})")
+    return faults
 
 
 def entry(path: Path) -> Entry:
@@ -160,8 +174,8 @@ def entry(path: Path) -> Entry:
 def commit(aside: Path, folder: Path, manifest: Manifest) -> None:
     """Turn the complete folder ``aside`` into the checkpoint ``folder``. Raises ValueError if it does not hold exactly
     the manifest's files. An older folder of this name is replaced; with a file in it that is no run's, it is moved."""
-    if wrong := missing_files(aside, manifest):
-        raise ValueError(f"{aside.name} is not complete: {'; '.join(wrong)}")
+    if faults := missing_files(aside, manifest):
+        raise ValueError(f"{aside.name} is not complete: {'; '.join(faults)}")
     manifest.write(aside)
     if folder.exists() and foreign_files(folder):
         _move_away(folder)
@@ -171,14 +185,16 @@ def commit(aside: Path, folder: Path, manifest: Manifest) -> None:
 def replace(aside: Path, folder: Path) -> None:
     """Rename ``aside`` to ``folder``, its files on the disk already. An older folder of this name is renamed first and
     removed last; :func:`tidy` restores a checkpoint after a kill in between."""
-    for inner in [path for path in aside.rglob("*") if path.is_dir()]:
+    # A file is on the disk under its name only when its folder is as well.
+    for inner in filter(Path.is_dir, aside.rglob("*")):
         storage.sync(inner)
     replaced = folder.with_name(folder.name + REPLACED)
     if folder.exists():
         _delete(replaced)
         os.rename(folder, replaced)
     try:
-        os.rename(aside, folder)  # the one rename that counts
+        # the one rename that counts
+        os.rename(aside, folder)
     except OSError:
         if replaced.exists():
             os.rename(replaced, folder)
@@ -189,11 +205,11 @@ def replace(aside: Path, folder: Path) -> None:
 
 def numbered(output: Path) -> list[Path]:
     """Return folders named as checkpoints, the oldest first."""
-    folders = [
-        path
-        for path in output.glob("checkpoint-*")
-        if _COMMITTED.fullmatch(path.name) and path.is_dir()
-    ]
+    folders = []
+    for path in output.glob("checkpoint-*"):
+        if _COMMITTED.fullmatch(path.name) and path.is_dir():
+            folders.append(path)
+    # by step: by name, checkpoint-1000 would come before checkpoint-200
     return sorted(folders, key=step_of)
 
 
@@ -222,9 +238,10 @@ def tidy(output: Path) -> list[str]:
     Only for the holder of the run's lock. Returns a line for each.
     """
     done = []
-    for path in [
-        path for path in output.glob("*") if _ASIDE.fullmatch(path.name) and path.is_dir()
-    ]:
+    # a list: the loop renames and removes in the folder that it reads
+    for path in list(output.glob("*")):
+        if not (_ASIDE.fullmatch(path.name) and path.is_dir()):
+            continue
         original = path.with_name(path.name.removesuffix(REPLACED))
         if path.name.endswith(REPLACED) and not original.exists():
             os.rename(path, original)
@@ -247,7 +264,8 @@ def _delete(path: Path) -> None:
     if path.is_symlink():
         path.unlink(missing_ok=True)
     else:
-        shutil.rmtree(path, ignore_errors=True)  # the next `tidy` removes the rest
+        # the next `tidy` removes the rest
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def abandon(output: Path, resumed: Path, step: int) -> list[Path]:

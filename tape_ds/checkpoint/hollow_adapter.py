@@ -28,7 +28,8 @@ class HollowAdapter:
 
 def wrap(model: PreTrainedModel, config: PeftConfig) -> PeftModel:
     """Return the base's model with an adapter whose parameters are still to be given, on the meta device."""
-    config.base_model_name_or_path = None  # peft warns where it is not the model's
+    # peft warns where it is not the model's
+    config.base_model_name_or_path = None
     config.inference_mode = True
     # where peft makes parameters on the meta device, layers that are repeated lose those of the base
     repeats = bool(getattr(config, "layer_replication", None))
@@ -41,9 +42,9 @@ def wrap(model: PreTrainedModel, config: PeftConfig) -> PeftModel:
         for places in hollow.owners(wrapped).values():
             held = getattr(*places[0])
             if held not in of_the_base:
-                _place(
-                    places, nn.Parameter(torch.empty_like(held, device="meta"), requires_grad=False)
-                )
+                # of the adapter: in memory until here, and read from its files from here on
+                empty = torch.empty_like(held, device="meta")
+                _place(places, nn.Parameter(empty, requires_grad=False))
     if getattr(config, "ensure_weight_tying", False):
         _tie_copies(model)
     return wrapped
@@ -58,7 +59,8 @@ def _tie_copies(model: PreTrainedModel) -> None:
             path, _, last = name.rpartition(".")
             module = model.get_submodule(path)
             if isinstance(module, ModulesToSaveWrapper):
-                copies += [(each, last) for each in module.modules_to_save.values()]
+                # peft keeps a copy for each adapter, by its name
+                copies += [(copy, last) for copy in module.modules_to_save.values()]
         if len(copies) > 1:
             _place(copies, getattr(*copies[-1]))
 
@@ -98,12 +100,12 @@ def load(wrapped: PeftModel, tensors: TensorRows) -> tuple[HollowAdapter, list[s
         stand_ins[name] = stand_in
         sources[stand_in] = WeightSource(tensors, name)
     unexpected = _assign(wrapped, stand_ins, shared)
-    if any(each not in given and each not in sources for each in wrapped.parameters()):
-        # peft made others of them, such as one for all experts
+    # peft made others of them, such as one for all experts: then the adapter's own are in memory after all
+    if set(wrapped.parameters()) - given - sources.keys():
         loaded = {name: tensors.rows(name).float() for name in stand_ins}
         unexpected = _assign(wrapped, loaded, shared)
         sources = {}
-    missing = [name for name, each in wrapped.named_parameters() if each.is_meta]
+    missing = [name for name, parameter in wrapped.named_parameters() if parameter.is_meta]
     return HollowAdapter(wrapped, sources), missing, unexpected
 
 
@@ -113,13 +115,17 @@ def _assign(
     """Put tensors where peft wants them; those that take one place of ``shared`` parameters take the others, too.
     Returns the names of those without a place."""
     before = [getattr(*places[0]) for places in shared]
-    unexpected: list[str] = set_peft_model_state_dict(
-        wrapped, tensors, low_cpu_mem_usage=True
-    ).unexpected_keys
+    # low_cpu_mem_usage puts the given tensors in the places of peft's, instead of copying into those
+    loaded = set_peft_model_state_dict(wrapped, tensors, low_cpu_mem_usage=True)
     for places, old in zip(shared, before, strict=True):
-        new = [held for held in (getattr(*place) for place in places) if held is not old]
-        if new:
-            _place(places, new[-1])
+        new = None
+        for module, name in places:
+            held = getattr(module, name)
+            if held is not old:
+                new = held
+        if new is not None:
+            _place(places, new)
+    unexpected: list[str] = loaded.unexpected_keys
     return unexpected
 
 

@@ -16,6 +16,7 @@ import pickle
 import zipfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -49,29 +50,27 @@ def choose(requested: str | bool | None, output: Path, rank_sync: RankSync) -> R
         return None
     if requested not in (True, AUTO):
         folder = Path(str(requested)).expanduser()
-        manifest, wrong = _verified(folder, rank_sync)
+        manifest, damage = _verified(folder, rank_sync)
         if manifest is not None:
             return Resumed(folder, manifest)
         remedy = "give another folder checkpoint-N, or restore this one from a copy"
-        others = [
-            other.name
-            for other in reversed(checkpoint.numbered(folder.parent))
-            if other.name != folder.name
-        ]
-        for name in rank_sync.first(others):
+        # the first rank's list: another machine may see a folder of a shared disk later, and all must verify the same
+        for name in rank_sync.first(_newest_first(folder.parent)):
+            if name == folder.name:
+                continue
             if _verified(folder.parent / name, rank_sync)[0] is not None:
                 remedy = (
                     f"use {folder.parent / name}, which is whole, or --resume auto, which finds it"
                 )
                 break
-        raise UserError(Problem(FIELD, str(folder), wrong, remedy))
+        raise UserError(Problem(FIELD, str(folder), damage, remedy))
 
     passed_over: list[str] = []
-    for name in rank_sync.first([folder.name for folder in reversed(checkpoint.numbered(output))]):
-        manifest, wrong = _verified(output / name, rank_sync)
+    for name in rank_sync.first(_newest_first(output)):
+        manifest, damage = _verified(output / name, rank_sync)
         if manifest is not None:
             return Resumed(output / name, manifest, passed_over)
-        passed_over.append(f"{name}: {wrong}")
+        passed_over.append(f"{name}: {damage}")
     if passed_over:
         wrong = f"none of its checkpoints is whole: {'; '.join(passed_over)}"
         remedy = "restore one from a copy, or start in another output_dir"
@@ -82,42 +81,46 @@ def choose(requested: str | bool | None, output: Path, rank_sync: RankSync) -> R
     return None
 
 
+def _newest_first(output: Path) -> list[str]:
+    return [folder.name for folder in reversed(checkpoint.numbered(output))]
+
+
 def _verified(folder: Path, rank_sync: RankSync) -> tuple[Manifest | None, str]:
     """Return the manifest of a whole checkpoint, or None and its damage. The first rank lists the files; each is read
     by one rank, and by those that will load it."""
     manifest: Manifest | None = None
-    found: list[str] = []
+    faults: list[str] = []
     try:
         manifest = checkpoint.read(folder)
         if rank_sync.rank == 0:
-            found = checkpoint.missing_files(folder, manifest)
+            faults = checkpoint.missing_files(folder, manifest)
     except ValueError as error:
-        found = [str(error)]
-    except OSError as error:  # perhaps on this rank alone: the others must learn of it
-        found = [f"it cannot be read ({error.strerror or error})"]
-    of_all = [wrong for own in rank_sync.objects(found) for wrong in own]
-    if not of_all and manifest is not None:
-        found = checkpoint.corrupt_files(
-            folder, manifest, read_by(rank_sync.rank, rank_sync.world, manifest.files)
-        )
-        of_all = [wrong for own in rank_sync.objects(found) for wrong in own]
-    if of_all or manifest is None:
-        return None, "; ".join(dict.fromkeys(of_all))
+        faults = [str(error)]
+    except OSError as error:
+        # perhaps on this rank alone: the others must learn of it
+        faults = [f"it cannot be read ({error.strerror or error})"]
+    faults = list(chain.from_iterable(rank_sync.objects(faults)))
+    if not faults and manifest is not None:
+        files = read_by(rank_sync.rank, rank_sync.world, manifest.files)
+        faults = checkpoint.corrupt_files(folder, manifest, files)
+        faults = list(chain.from_iterable(rank_sync.objects(faults)))
+    if faults or manifest is None:
+        # several ranks may find the same
+        return None, "; ".join(dict.fromkeys(faults))
     return manifest, ""
 
 
 def read_by(rank: int, world: int, files: Collection[str]) -> list[str]:
     """Return the files that a rank verifies: its share of all, and those that it will load. A stage up to 2 has the
     model's states once for all ranks, stage 3 in a file for each."""
-    own = {f"rng_state_{rank}.pth", f"rank_state_{rank}.json"}
-    return [
-        name
-        for number, name in enumerate(sorted(files))
-        if number % world == rank
-        or name in own
-        or f"zero_pp_rank_{rank}_" in name
-        or ("model_states" in name and "zero_pp_rank_" not in name)
-    ]
+    names = []
+    for number, name in enumerate(sorted(files)):
+        is_loaded = name in (f"rng_state_{rank}.pth", f"rank_state_{rank}.json")
+        is_loaded |= f"zero_pp_rank_{rank}_" in name
+        is_loaded |= "model_states" in name and "zero_pp_rank_" not in name
+        if is_loaded or number % world == rank:
+            names.append(name)
+    return names
 
 
 def require_fitting(resumed: Resumed | None, stage: int | None, tensor: int = 1) -> None:
@@ -125,7 +128,8 @@ def require_fitting(resumed: Resumed | None, stage: int | None, tensor: int = 1)
     Shards of stages 1, 2 and 3 load at each of them, on any number of processes (:mod:`.resharding`)."""
     if resumed is None:
         return
-    manifest, problems = resumed.manifest, []
+    manifest = resumed.manifest
+    problems = []
     new_run = "or start a new run from its weights (tape-ds consolidate)"
     if (manifest.stage is None) != (stage is None):
         wrong = "saved without an engine, and this job has one"
@@ -151,9 +155,11 @@ def require_fitting(resumed: Resumed | None, stage: int | None, tensor: int = 1)
 
 
 def describe(resumed: Resumed, differences: list[Any]) -> list[str]:
-    lines = [f"not used: {folder}" for folder in resumed.passed_over]
-    lines += [f"resuming with another value: {difference}" for difference in differences]
-    return [*lines, f"resuming from {resumed.folder} (step {resumed.manifest.step})"]
+    return [
+        *map("not used: {}".format, resumed.passed_over),
+        *map("resuming with another value: {}".format, differences),
+        f"resuming from {resumed.folder} (step {resumed.manifest.step})",
+    ]
 
 
 def restore(trainer: Any, folder: Path) -> None:
@@ -162,18 +168,20 @@ def restore(trainer: Any, folder: Path) -> None:
     frozen ones included."""
     # Refuse files that hold more than tensors and plain values: loading would run the functions that they name.
     # transformers refuses too, but in the middle of a start, and with an error about pickles alone.
-    for path in (
-        folder / name for name in (trainer.rng_file, OPTIMIZER_NAME, SCHEDULER_NAME, SCALER_NAME)
-    ):
+    for name in (trainer.rng_file, OPTIMIZER_NAME, SCHEDULER_NAME, SCALER_NAME):
+        path = folder / name
         if not path.is_file():
             continue
         try:
-            with safe_globals():  # mapped where torch can, so that the file is not read twice
+            # mapped where torch can, so that the file is not read twice
+            with safe_globals():
                 torch.load(
                     path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
                 )
         except pickle.UnpicklingError as error:
-            wrong = f"{path.name} in it holds more than states, and was not loaded ({str(error).partition('. ')[0]})"
+            # torch's first sentence: those after it advise to load the file without the check
+            reason = str(error).partition(". ")[0]
+            wrong = f"{name} in it holds more than states, and was not loaded ({reason})"
             raise saving.refusal(str(folder), ValueError(wrong)) from error
     if differing := trained.differences(folder, trainer.model, trainer.record):
         wrong = f"it was saved by a run that differs in {', '.join(differing)}"
@@ -182,14 +190,13 @@ def restore(trainer: Any, folder: Path) -> None:
 
     # Optimizers and schedulers store their settings with their states, and loading would bring both back: a run with
     # another learning rate (resume_anyway) would announce the new one and train with the old.
-    optimizer, schedule = (
-        trainer.optimizer,
-        getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler),
-    )
-    names = ("weight_decay", "betas", "eps")
-    settings = [
-        {name: group[name] for name in names if name in group} for group in optimizer.param_groups
-    ]
+    optimizer = trainer.optimizer
+    # accelerate wraps it
+    schedule = getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)
+    settings = []
+    for group in optimizer.param_groups:
+        names = group.keys() & {"weight_decay", "betas", "eps"}
+        settings.append({name: group[name] for name in names})
     rates = list(schedule.base_lrs) if hasattr(schedule, "lr_lambdas") else None
 
     if trainer.is_deepspeed_enabled:
@@ -200,14 +207,16 @@ def restore(trainer: Any, folder: Path) -> None:
     trainer._load_optimizer_and_scheduler(str(folder))
     trainer._load_scaler(str(folder))
 
-    for group, own in zip(optimizer.param_groups, settings, strict=True):
-        group.update(own)
+    for group, of_recipe in zip(optimizer.param_groups, settings, strict=True):
+        group.update(of_recipe)
     if rates is not None:
         step = schedule.last_epoch
-        now = [rate * scale(step) for rate, scale in zip(rates, schedule.lr_lambdas, strict=True)]
-        schedule.base_lrs, schedule._last_lr = rates, now
-        for group, rate, present in zip(optimizer.param_groups, rates, now, strict=True):
-            group["initial_lr"], group["lr"] = rate, present
+        scales = schedule.lr_lambdas
+        for group, rate, scale in zip(optimizer.param_groups, rates, scales, strict=True):
+            group["initial_lr"] = rate
+            group["lr"] = rate * scale(step)
+        schedule.base_lrs = rates
+        schedule._last_lr = [group["lr"] for group in optimizer.param_groups]
 
 
 def rank_state(folder: Path, rank_sync: RankSync) -> dict[str, Any] | None:
@@ -222,11 +231,11 @@ def rank_state(folder: Path, rank_sync: RankSync) -> dict[str, Any] | None:
     # each rank reads two files at most: all of all of them would be as many as the square of their number
     if count == rank_sync.world:
         return _continued(_state_of(folder, 0), [_state_of(folder, rank_sync.rank)])
-    found: dict[str, Any] | None = None
+    continued: dict[str, Any] | None = None
     if rank_sync.rank == 0:
         states = [_state_of(folder, number) for number in range(count)]
-        found = _continued(states[0], states)
-    given: dict[str, Any] = rank_sync.first(found)
+        continued = _continued(states[0], states)
+    given: dict[str, Any] = rank_sync.first(continued)
     return given
 
 
@@ -237,13 +246,22 @@ def _state_of(folder: Path, rank: int) -> dict[str, Any]:
     return state
 
 
-def _continued(first: Mapping[str, Any], own: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the mean of the sums of ``own``, and what rank ``first`` has for all."""
-    parts = [[float.fromhex(part) for part in state.get("parts", ())] for state in own]
+def _continued(first: Mapping[str, Any], states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the mean of the sums of ``states``, and what rank ``first`` has for all."""
+    losses = []
+    parts = []
+    places = []
+    for state in states:
+        # hexadecimal, because a decimal text would round
+        losses.append(float.fromhex(state["loss"]))
+        parts.append(list(map(float.fromhex, state.get("parts", ()))))
+        # only streams note where they are
+        if state.get("places"):
+            places.append(state["places"])
     return {
         **first,
-        "loss": sum(float.fromhex(state["loss"]) for state in own) / len(own),
+        "loss": sum(losses) / len(states),
         "total_loss": float.fromhex(first["total_loss"]),
         "parts": torch.tensor(parts).mean(dim=0),
-        "places": [state["places"] for state in own if state.get("places")],
+        "places": places,
     }

@@ -23,13 +23,16 @@ def logits_by_block(
         ids_BT: tokens.
     """
     blocks = _blocks(model)
-    inside = {parameter for block in blocks for parameter in block.parameters()}
+    inside: set[nn.Parameter] = set()
     with ExitStack() as stack:
         for block in blocks:
+            inside.update(block.parameters())
             stack.enter_context(_filled_when_called(block, sources))
-        outside = [
-            places for places in hollow.owners(model).values() if getattr(*places[0]) not in inside
-        ]
+        # embeddings, the head and the last norm are there all the while
+        outside = []
+        for places in hollow.owners(model).values():
+            if getattr(*places[0]) not in inside:
+                outside.append(places)
         stack.enter_context(_filled(outside, sources))
         logits: Tensor = model(input_ids=ids_BT).logits.float()
     return logits
@@ -37,15 +40,14 @@ def logits_by_block(
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
     """Return the entries of a model's outermost lists of modules, which are its blocks."""
-    lists: list[str] = []
-    found: list[nn.Module] = []
+    below_lists: tuple[str, ...] = ()
+    blocks: list[nn.Module] = []
     for path, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and not any(
-            path.startswith(f"{outer}.") for outer in lists
-        ):
-            lists.append(path)
-            found += module
-    return found
+        # experts are a list within a block
+        if isinstance(module, nn.ModuleList) and not path.startswith(below_lists):
+            below_lists += (f"{path}.",)
+            blocks += module
+    return blocks
 
 
 @contextmanager

@@ -9,9 +9,11 @@ them when it is asked to.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
+from peft import PeftModel
 from peft.tuners.lora import layer as lora
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import TrainableTokensWrapper
@@ -50,14 +52,22 @@ class Adapter:
         difference = (found - expected).abs().max().item()
         largest = expected.abs().max().item()
         allowed = min(ROUNDING * torch.finfo(expected.dtype).eps, 0.5) * largest
-        if not difference <= allowed:  # not ">": a NaN is no agreement
+        # not ">": a NaN is no agreement
+        if not difference <= allowed:
             wrong = (
                 f"merging changed {what} by {difference:.3g} of {largest:.3g}, more than rounding "
-            )
-            wrong += (
                 f"({allowed:.3g}): the merged model is not the adapter (its kind: {self.kinds})"
             )
             raise UserError(Problem(self.field, self.name, wrong, REMEDY))
+
+
+def kinds_of(model: PeftModel) -> str:
+    """Return the kinds of a model's adapters, in words."""
+    kinds = set()
+    for config in model.peft_config.values():
+        # a member of peft's enumeration, or a plain text in a configuration that was read from a file
+        kinds.add(str(getattr(config.peft_type, "value", config.peft_type)))
+    return ", ".join(sorted(kinds))
 
 
 @dataclass(frozen=True)
@@ -138,6 +148,7 @@ class MergedLayer:
         before = {name: _own_fp32(read.source.rows()) for name, read in self._weights.items()}
         if not all(map(exact.is_finite, before.values())):
             return before
+        # In this order: the outputs with the adapter, peft's merge in place, the outputs of what it made.
         self._fill_adapter()
         for name, read in self._weights.items():
             read.fill(before.pop(name))
@@ -149,6 +160,7 @@ class MergedLayer:
             self._adapter.check(f"the output of {self.path}", expected, self._outputs())
             return {name: read.weight for name, read in self._weights.items()}
         finally:
+            # The layer is as before: peft would refuse to merge it a second time, and its caches are of these weights.
             for wrapper in self._wrappers():
                 wrapper.merged_adapters = []
                 getattr(wrapper, "_caches", {}).clear()
@@ -163,10 +175,10 @@ class MergedLayer:
         """Return peft's layer, and those that are nested in it, each for one parameter of a module."""
         if isinstance(self._layer, TrainableTokensWrapper):
             return [self._layer.token_adapter]
-        found = [self._layer]
-        while isinstance(found[-1].base_layer, BaseTunerLayer):
-            found.append(found[-1].base_layer)
-        return found
+        wrappers = [self._layer]
+        while isinstance(wrappers[-1].base_layer, BaseTunerLayer):
+            wrappers.append(wrappers[-1].base_layer)
+        return wrappers
 
     def _let_peft_merge(self) -> None:
         for wrapper in self._wrappers():
@@ -176,15 +188,15 @@ class MergedLayer:
         """Return what the layer computes of some inputs, as it is now."""
         random = torch.Generator().manual_seed(0)
         if isinstance(self._layer, lora.ParamWrapper):
-            outputs = [
-                _parameter_outputs(wrapper, random).flatten() for wrapper in self._wrappers()
-            ]
-            return torch.cat(outputs)
+            return torch.cat(
+                [_parameter_outputs(wrapper, random).flatten() for wrapper in self._wrappers()]
+            )
         if isinstance(self._base, nn.Embedding):
             ids = torch.randint(self._base.num_embeddings, (_TOKENS,), generator=random)
             trained = getattr(self._wrappers()[0], "token_indices", {})
-            chosen = [torch.tensor(list(each), dtype=torch.long) for each in trained.values()]
-            outputs = self._layer(torch.cat([ids, *chosen]))
+            # those that the adapter trains alone, which a draw would miss
+            chosen = torch.tensor([*chain.from_iterable(trained.values())], dtype=torch.long)
+            outputs = self._layer(torch.cat([ids, chosen]))
         else:
             width: Any = self._base.nx if isinstance(self._base, Conv1D) else self._base.in_features
             outputs = self._layer(torch.randn(_INPUTS, width, generator=random))
@@ -210,19 +222,16 @@ class MergedLinear(MergedLayer):
     @staticmethod
     def fits(layer: Any) -> bool:
         """Whether peft would merge this layer by the operations of :meth:`rows`."""
+        # a variant (DoRA) has another formula, a class of its own another merge
         if type(layer) is not lora.Linear or layer.fan_in_fan_out or layer.lora_variant:
             return False
         active = layer.active_adapters
-        plain = (
-            isinstance(layer.base_layer, nn.Linear)
-            and len(active) == 1
-            and active[0] in layer.lora_A
-        )
-        return (
-            plain
-            and not layer.lora_bias[active[0]]
-            and layer.lora_A[active[0]].weight.dtype == torch.float32
-        )
+        # several adapters would be added to the weight one after another
+        if len(active) != 1 or active[0] not in layer.lora_A:
+            return False
+        if not isinstance(layer.base_layer, nn.Linear) or layer.lora_bias[active[0]]:
+            return False
+        return bool(layer.lora_A[active[0]].weight.dtype == torch.float32)
 
     @torch.no_grad()
     def rows(self, name: str, first: int = 0, last: int | None = None) -> Tensor:
@@ -233,9 +242,11 @@ class MergedLinear(MergedLayer):
         if self._factors is None:
             self._factors = self._read_adapter()
         factors = self._factors
+        # product, scale, sum: peft's order, which decides how the result is rounded
         merged_TI = (factors.up_OR[first:last] @ factors.down_RI).mul_(self._scale).add_(rows_TI)
         expected_NT = factors.probe_NI @ rows_TI.T + factors.added_NO[:, first:last]
-        if bool(expected_NT.isfinite().all()):  # others refuse weights that are not
+        # others refuse weights that are not
+        if bool(expected_NT.isfinite().all()):
             self._adapter.check(
                 f"the output of {self.path}", expected_NT, factors.probe_NI @ merged_TI.T
             )
@@ -297,14 +308,15 @@ def _parameter_outputs(wrapper: Any, random: torch.Generator) -> Tensor:
     weight_EIO = weight.reshape(-1, *weight.shape[-2:])
     inputs_EOT = torch.randn(len(weight_EIO), weight.shape[-1], _INPUTS, generator=random)
     outputs_EIT = weight_EIO @ inputs_EOT
-    if not wrapper.merged:
-        for active in wrapper.active_adapters:
-            if active not in wrapper.lora_A:
-                continue
-            if hasattr(wrapper, "get_delta_factors"):
-                left, right, scale = wrapper.get_delta_factors(active)
-                added_EIT = scale * (left @ (right @ inputs_EOT))
-            else:
-                added_EIT = wrapper.get_delta_weight(active).reshape(weight_EIO.shape) @ inputs_EOT
-            outputs_EIT = outputs_EIT + added_EIT
+    if wrapper.merged:
+        return outputs_EIT
+    for active in wrapper.active_adapters:
+        if active not in wrapper.lora_A:
+            continue
+        if hasattr(wrapper, "get_delta_factors"):
+            left, right, scale = wrapper.get_delta_factors(active)
+            added_EIT = scale * (left @ (right @ inputs_EOT))
+        else:
+            added_EIT = wrapper.get_delta_weight(active).reshape(weight_EIO.shape) @ inputs_EOT
+        outputs_EIT = outputs_EIT + added_EIT
     return outputs_EIT

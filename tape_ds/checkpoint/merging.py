@@ -101,7 +101,7 @@ def of_run(
     """Return the whole model of a folder of trained weights; ``check_logits``: see :class:`AdaptedWeights`."""
     folder = Path(folder)
 
-    def load(dtype: torch.dtype) -> PreTrainedModel:
+    def load_merged(dtype: torch.dtype) -> PreTrainedModel:
         model = load_trained(folder, base_anyway=base_anyway, dtype=dtype).eval()
         if isinstance(model, PeftModel):
             return whole_merge.merged(model, _OF_RUN, str(folder))
@@ -109,7 +109,8 @@ def of_run(
         return model
 
     weights = partial(_weights_of_run, folder, base_anyway, check_logits)
-    return WholeModel(weights, load, not any(folder.glob(WHOLE_WEIGHTS)), _OF_RUN, str(folder))
+    has_base = not any(folder.glob(WHOLE_WEIGHTS))
+    return WholeModel(weights, load_merged, has_base, _OF_RUN, str(folder))
 
 
 def of_folder(
@@ -151,11 +152,11 @@ def of_adapter(
         attach = partial(peft_adapter.put_on_hollow, folder=folder, base=base_name, name=name)
         return AdaptedWeights(base.weights(), attach, "model", name, check_logits)
 
-    def load(dtype: torch.dtype) -> PreTrainedModel:
+    def load_merged(dtype: torch.dtype) -> PreTrainedModel:
         model = peft_adapter.put_on(base.load(dtype), folder, base_name, name)
         return whole_merge.merged(model, "model", name)
 
-    return WholeModel(weights, load, True, "model", name)
+    return WholeModel(weights, load_merged, True, "model", name)
 
 
 def merge(folder: str | Path, *, base_anyway: bool = False) -> PreTrainedModel:
@@ -166,9 +167,11 @@ def merge(folder: str | Path, *, base_anyway: bool = False) -> PreTrainedModel:
 def original_dtype(folder: str | Path, *, base_anyway: bool = False) -> torch.dtype:
     """Return the dtype in which the base model of a folder of trained weights is stored (a model trained from scratch:
     the folder itself)."""
-    record, source = read_record(folder), str(folder)
+    record = read_record(folder)
+    source = str(folder)
     if record.base is not None:
-        if any(Path(folder).glob(WHOLE_WEIGHTS)):  # nothing is put onto the base
+        # nothing is put onto the base
+        if any(Path(folder).glob(WHOLE_WEIGHTS)):
             source = model_folder.resolve(record.base, with_weights=False)
         else:
             source = find_base(folder, record, base_anyway)

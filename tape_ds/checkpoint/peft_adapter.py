@@ -78,9 +78,10 @@ def _as_message(base: str, name: str) -> AbstractContextManager[None]:
 
 def _read(folder: Path, name: str) -> StoredRows:
     tensors = StoredRows(weight_files.adapter_files(folder))
-    damaged = [
-        each for each in tensors.names() if not all(map(exact.is_finite, pieces(tensors, each)))
-    ]
+    damaged = []
+    for tensor in tensors.names():
+        if not all(map(exact.is_finite, pieces(tensors, tensor))):
+            damaged.append(tensor)
     raise_if_any(exact.not_finite_weights(damaged, "model", name))
     return tensors
 

@@ -58,13 +58,13 @@ class SavedPart:
             return
         path = self.folder / name
 
-        def write() -> None:
+        def write_file() -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             task(path)
             storage.sync(path)
             self.entries[name] = checkpoint.entry(path)
 
-        self.attempt(write)
+        self.attempt(write_file)
 
     def attempt(self, task: Callable[[], Any]) -> None:
         """Run ``task`` now, which writes into the folder. Either it has no collectives, or all ranks run it, and it
@@ -75,7 +75,8 @@ class SavedPart:
             task()
         except Exception as error:
             self.trouble = storage.trouble(error, self.folder)
-            if self.trouble is None:  # no trouble with a disk, but a mistake in the program
+            # no trouble with a disk, but a mistake in the program
+            if self.trouble is None:
                 raise
 
     def go(self) -> None:
@@ -125,7 +126,7 @@ class EngineFiles(TorchCheckpointEngine):
         assert self.part is not None
         content = _copied(state_dict) if self.part.background else state_dict
         name = Path(path).relative_to(self.part.folder).as_posix()
-        self.part.write(name, lambda target: save(content, target))
+        self.part.write(name, lambda target: save_pickle(content, target))
 
     def load(self, path: str, map_location: Any = None) -> Any:
         try:
@@ -165,8 +166,9 @@ def refusal(
     return refused
 
 
-def save(content: Any, path: Path) -> None:
-    with path.open("wb") as file:  # by an open file, so that a full disk is an OSError
+def save_pickle(content: Any, path: Path) -> None:
+    # by an open file, so that a full disk is an OSError
+    with path.open("wb") as file:
         torch.save(content, file)
 
 
@@ -178,7 +180,8 @@ def _copied(content: Any) -> Any:
         return type(content)((key, _copied(value)) for key, value in content.items())
     if type(content) in (list, tuple):
         return type(content)(_copied(value) for value in content)
-    return copy.deepcopy(content)  # a loss scaler, for one
+    # a loss scaler, for one
+    return copy.deepcopy(content)
 
 
 @dataclass
@@ -212,16 +215,10 @@ class Saver:
             try:
                 # the last checkpoint's size, if it can be read
                 with contextlib.suppress(ValueError):
-                    need = max(
-                        [
-                            need,
-                            *(
-                                checkpoint.read(last).size
-                                for last in checkpoint.committed(self.output)[-1:]
-                            ),
-                        ]
-                    )
-                need, free = need + SPARE, storage.free_bytes(self.output)
+                    for last in checkpoint.committed(self.output)[-1:]:
+                        need = max(need, checkpoint.read(last).size)
+                need += SPARE
+                free = storage.free_bytes(self.output)
                 if free < need:
                     trouble = (
                         f"the disk of {self.output} has {storage.size(free)} free, and a checkpoint needs about "
@@ -253,19 +250,24 @@ class Saver:
         """Wait for a pending save and commit it; return the checkpoint, or None where there was none or it failed."""
         if self._pending is None:
             return None
-        (step, name, part, started), self._pending = self._pending, None
+        step, name, part, started = self._pending
+        # first, so that a save that fails is not waited for once more
+        self._pending = None
         part.wait()
         parts = self.rank_sync.objects((part.trouble, part.entries))
+        files: dict[str, Entry] = {}
+        troubles = []
+        for rank, (trouble_there, entries) in enumerate(parts):
+            files |= entries
+            if trouble_there:
+                troubles.append(f"rank {rank}: {trouble_there}")
+        trouble = "; ".join(troubles)
         folder: Path | None = None
-        trouble = "; ".join(
-            f"rank {rank}: {trouble}" for rank, (trouble, _) in enumerate(parts) if trouble
-        )
         if self.rank_sync.rank == 0:
+            # whatever goes wrong here is sent to the other ranks, which wait below
             try:
                 if not trouble:
-                    folder = self._commit(
-                        step, name, part.folder, [entries for _, entries in parts], started
-                    )
+                    folder = self._commit(step, name, part.folder, files, started)
             except (OSError, ValueError) as error:
                 trouble = storage.trouble(error, self.output) or str(error)
             if folder is None:
@@ -280,12 +282,12 @@ class Saver:
         step: int,
         name: str | None,
         aside: Path,
-        parts: list[dict[str, Entry]],
+        files: dict[str, Entry],
         started: float,
     ) -> Path:
         """Seal and rename on rank 0, and remove older checkpoints; return the checkpoint."""
-        files = {file: entry for entries in parts for file, entry in entries.items()}
-        for path in sorted(path for path in aside.rglob("*") if path.is_file()):
+        # what no rank wrote as its part: the trained weights, and transformers' files
+        for path in sorted(filter(Path.is_file, aside.rglob("*"))):
             file = path.relative_to(aside).as_posix()
             if file not in files:
                 storage.sync(path)
@@ -299,11 +301,10 @@ class Saver:
             f"{folder.name} committed: {storage.size(manifest.size)} in {time.monotonic() - started:.1f} s"
         )
         try:
-            gone = checkpoint.retain(self.output, **self.keep)
-            if gone:
-                self.say(
-                    f"removed {', '.join(each.name for each in gone)}: save_total_limit = {self.keep['limit']}"
-                )
+            removed = checkpoint.retain(self.output, **self.keep)
+            if removed:
+                names = ", ".join(each.name for each in removed)
+                self.say(f"removed {names}: save_total_limit = {self.keep['limit']}")
         except OSError as error:
             self.say(
                 f"an older checkpoint could not be removed: {storage.explain(error, self.output)}"
@@ -314,13 +315,10 @@ class Saver:
         self.failed += 1
         if self.rank_sync.rank:
             return
-        kept = (
-            ", ".join(folder.name for folder in checkpoint.committed(self.output))
-            or "no earlier checkpoint"
-        )
+        kept = ", ".join(folder.name for folder in checkpoint.committed(self.output))
         self.say(
             f"step {step}: CHECKPOINT NOT SAVED ({self.failed} so far): {trouble}. Training continues; "
-            f"there is {kept}. "
+            f"there is {kept or 'no earlier checkpoint'}. "
             "Make room, and the next save is tried as usual"
         )
 

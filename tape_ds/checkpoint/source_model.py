@@ -71,41 +71,57 @@ def find(name_or_path: str, *, base_anyway: bool = False, any_llama: bool = Fals
     folder = trained_of(given)
     config: Any
     if not (folder / trained.RECORD).is_file():
-        found = model_type(folder)
-        if found in SHAPES and found not in TYPES and any_llama:
+        kind = model_type(folder)
+        if kind in SHAPES and kind not in TYPES and any_llama:
             return _of_transformers(folder)
-        if found not in TYPES:
-            wrong = (
-                "no such folder" if not given.is_dir() else "neither what a run trained nor a model"
-            )
-            if found:
-                wrong = f"its model_type is {found!r}: transformers loads that as it is"
-            remedy = "give a run's folder, its folder 'trained', one of its checkpoints, or a TAPE model folder"
-            if weight_files.is_adapter(folder):
-                wrong = "an adapter that peft saved, not a whole model"
-                remedy = f"make a whole model of it and its base: tape-ds merge {name_or_path} OUT, and give OUT here "
-                remedy += "if transformers cannot load it by itself"
-            raise UserError(Problem("source", name_or_path, wrong, remedy))
+        if kind not in TYPES:
+            raise UserError(_not_a_source(name_or_path, folder, kind))
         raise_if_any(weight_files.check_folder(folder, "source"))
         config = extendable.read(folder)
         extendable.check_weights(folder, config)
-        return SourceModel(
-            folder, config, None, None, "no run is recorded", exact.stored_dtype(folder, config)
-        )
+        return _whole_source(folder, config, exact.stored_dtype(folder, config))
 
-    config, record = extendable.read(folder), trained.read_record(folder)
-    stored, result, reason = folder.parent / RESULTS / "run.json", None, ""
+    config = extendable.read(folder)
+    record = trained.read_record(folder)
+    # A result is shown with the weights that it is of, or not at all.
+    stored = folder.parent / RESULTS / "run.json"
+    result = None
+    reason = ""
     if folder.name != TRAINED:
         reason = "these weights are a checkpoint, and a run stores results only at its end"
     elif not stored.is_file():
         reason = "the run that trained these weights left no results"
     else:
         result = results.load(stored)
-        method = result.config.get("method", record.method)  # a run from scratch has no such field
+        # a run from scratch has no such field
+        method = result.config.get("method", record.method)
         if method != record.method or tuple(result.figures.get("trained", ())) != record.names:
-            result, reason = None, "the results next to these weights are of another run"
+            result = None
+            reason = "the results next to these weights are of another run"
     dtype = merging.original_dtype(folder, base_anyway=base_anyway)
     return SourceModel(folder, config, record, result, reason, dtype, base_anyway)
+
+
+def _whole_source(folder: Path, config: extendable.Config, dtype: torch.dtype) -> SourceModel:
+    return SourceModel(folder, config, None, None, "no run is recorded", dtype)
+
+
+def _not_a_source(name_or_path: str, folder: Path, kind: str | None) -> Problem:
+    """Return why a folder without a run's record is none of ours; ``kind`` is its model type."""
+    remedy = (
+        "give a run's folder, its folder 'trained', one of its checkpoints, or a TAPE model folder"
+    )
+    if weight_files.is_adapter(folder):
+        wrong = "an adapter that peft saved, not a whole model"
+        remedy = f"make a whole model of it and its base: tape-ds merge {name_or_path} OUT, and give OUT here "
+        remedy += "if transformers cannot load it by itself"
+    elif kind:
+        wrong = f"its model_type is {kind!r}: transformers loads that as it is"
+    elif Path(name_or_path).is_dir():
+        wrong = "neither what a run trained nor a model"
+    else:
+        wrong = "no such folder"
+    return Problem("source", name_or_path, wrong, remedy)
 
 
 def _of_transformers(folder: Path) -> SourceModel:
@@ -115,15 +131,13 @@ def _of_transformers(folder: Path) -> SourceModel:
     if not extendable.by_own_class(native):
         config = extendable.configure(native, position_encoding="rope")
         extendable.check_weights(folder, config)
-    return SourceModel(
-        folder, config, None, None, "no run is recorded", exact.stored_dtype(folder, native)
-    )
+    return _whole_source(folder, config, exact.stored_dtype(folder, native))
 
 
 def model_type(folder: Path) -> str | None:
     """Return the model type in a folder's config.json; None without one, or one that cannot be read."""
     try:
-        found = json_file.read(folder / CONFIG, "source", str(folder)).get("model_type")
+        kind = json_file.read(folder / CONFIG, "source", str(folder)).get("model_type")
     except UserError:
         return None
-    return found if isinstance(found, str) else None
+    return kind if isinstance(kind, str) else None

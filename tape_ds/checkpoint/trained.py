@@ -78,19 +78,24 @@ class TrainedRecord:
 def origin(model: str, folder: str | Path) -> dict[str, Any]:
     """Return the fields of a record for the base ``model`` (a path is absolute), which was found in ``folder``."""
     commit = None if Path(model).exists() else hub.commit_of(folder)
-    files = {file.name: weight_files.fingerprint(file) for file in weight_files.files(folder)}
     return {
         "base": model if commit is None else hub.split(model)[0],
         "base_commit": commit,
-        "base_files": files,
+        "base_files": _fingerprints(folder),
     }
+
+
+def _fingerprints(folder: str | Path) -> dict[str, str]:
+    """Return the fingerprints of a model folder's weights by file."""
+    return {file.name: weight_files.fingerprint(file) for file in weight_files.files(folder)}
 
 
 def find_base(folder: str | Path, record: TrainedRecord, base_anyway: bool = False) -> str:
     """Return the folder of a record's base, of a hub id at the commit that was trained on. Other weights are refused,
     unless ``base_anyway``."""
     assert record.base is not None
-    on_hub = not Path(record.base).is_dir()  # a person may have put a folder in place of a hub id
+    # a person may have put a folder in place of a hub id
+    on_hub = not Path(record.base).is_dir()
     pinned = record.base_commit is not None and on_hub and not base_anyway
     name = f"{record.base}@{record.base_commit}" if pinned else record.base
     remedy = f"restore that base, or write where it is now into {RECORD}"
@@ -101,23 +106,35 @@ def find_base(folder: str | Path, record: TrainedRecord, base_anyway: bool = Fal
         raise UserError(Problem("trained weights", str(folder), wrong, remedy)) from error
     if record.base_files is None or base_anyway:
         return base
-    now = {file.name: weight_files.fingerprint(file) for file in weight_files.files(base)}
-    changed = [f"{file} ({now[file]})" for file in now if now[file] != record.base_files.get(file)]
+    # what the base has now, not what it has lost since: only that would be read
+    now = _fingerprints(base)
+    changed = dict(sorted(now.items() - record.base_files.items()))
     if changed or not now:
-        trained_on = ", ".join(f"{file} ({each})" for file, each in record.base_files.items())
-        wrong = f"it was trained on {trained_on} of {name}, which now has {', '.join(changed) or 'no weights'}"
+        wrong = f"it was trained on {_in_words(record.base_files)} of {name}, which now has "
+        wrong += _in_words(changed) or "no weights"
         remedy += ", or give --base_anyway to use what is there"
         raise UserError(Problem("trained weights", str(folder), wrong, remedy))
     return base
 
 
+def _in_words(fingerprints: Mapping[str, str]) -> str:
+    return ", ".join(f"{file} ({fingerprint})" for file, fingerprint in fingerprints.items())
+
+
 def files_of_weights(folder: Path) -> list[Path]:
     """Return the files of trained weights in a run's ``trained`` or in one of its checkpoints."""
-    return [
-        file
-        for kind in (WEIGHTS, ADAPTER_WEIGHTS, WHOLE_WEIGHTS)
-        for file in sorted(folder.glob(kind))
-    ]
+    files: list[Path] = []
+    for kind in (WEIGHTS, ADAPTER_WEIGHTS, WHOLE_WEIGHTS):
+        files += sorted(folder.glob(kind))
+    return files
+
+
+def require_readable(files: Iterable[Path], field: str) -> None:
+    """Check the headers and sizes of files of weights, before a tensor of any is read."""
+    problems: list[Problem] = []
+    for file in files:
+        problems += weight_files.check_file(file, field)
+    raise_if_any(problems)
 
 
 def gather(model: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
@@ -135,8 +152,9 @@ def gather(model: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
         parameter = parameters[name]
         # does nothing to one that is not partitioned
         with deepspeed.zero.GatheredParameters([parameter]):
-            found = cut_of(parameter)
-            tensor = parameter.detach() if found is None else found.whole(parameter)
+            # every rank reads its piece, although rank 0 alone keeps the whole: that is a collective
+            cut = cut_of(parameter)
+            tensor = parameter.detach() if cut is None else cut.whole(parameter)
             if RankSync().rank == 0:
                 gathered[name] = tensor.to("cpu", copy=True).contiguous()
     if empty := [name for name, tensor in gathered.items() if tensor.numel() == 0]:
@@ -156,39 +174,43 @@ def save_trained(
     if RankSync().rank:
         return
     folder.mkdir(parents=True, exist_ok=True)
-    for file in [file for pattern in _LOADED for file in folder.glob(pattern)]:
-        file.unlink()
+    for pattern in _LOADED:
+        for file in list(folder.glob(pattern)):
+            file.unlink()
 
     if isinstance(model, PeftModel):
         # peft's own `save_pretrained` asks the hub about the base's vocabulary and adds a blank model card, and both of
         # its files would name this machine's folder of the base
-        tensors = {
-            name: tensors[first] for name, first in _first_names(model).items() if first in tensors
-        }
-        saved = get_peft_model_state_dict(model, state_dict=tensors, save_embedding_layers=False)
+        saved = by_file_names(model, tensors)
         # tied ones must not share memory in a file
         saved = {name: tensor.clone() for name, tensor in saved.items()}
         storage.write_file(
             folder / ADAPTER_WEIGHTS, lambda path: save_file(saved, path, metadata={"format": "pt"})
         )
         adapters = copy.copy(model.peft_config["default"])
-        adapters.base_model_name_or_path, adapters.revision = record.base, record.base_commit
+        adapters.base_model_name_or_path = record.base
+        adapters.revision = record.base_commit
         adapters.inference_mode = True
         adapters.save_pretrained(folder)
         config = copy.deepcopy(model.get_base_model().config)
         if getattr(config, "quantization_config", None) is not None:
-            del config.quantization_config  # only how the base was held
+            # only how the base was held
+            del config.quantization_config
         config.save_pretrained(folder)
-    elif len(record.names) == sum(1 for _ in model.named_parameters()):
+    elif len(record.names) == len(list(model.named_parameters())):
+        # Every parameter was trained: the folder is an ordinary one, which transformers loads by itself.
         tensors |= _persistent_buffers(model)
         use_cache = model.config.use_cache
-        model.config.use_cache = True  # training keeps no key/value cache, generation needs one
+        # training keeps no key/value cache, generation needs one
+        model.config.use_cache = True
         try:
-            with saving.without_bar():  # transformers shows one even for a single file, and in logs
+            # transformers shows one even for a single file, and in logs
+            with saving.without_bar():
                 saving.save(model, folder, state_dict=tensors)
         finally:
             model.config.use_cache = use_cache
     else:
+        # Some parameters were trained, or none: an encoding without weights changes the configuration alone.
         model.config.save_pretrained(folder)
         if tensors:
             storage.write_file(
@@ -197,7 +219,8 @@ def save_trained(
     if tokenizer is not None:
         tokenizers.save(tokenizer, folder)
     content = asdict(record)
-    if record.averaged is None:  # which older versions do not know
+    # which older versions do not know
+    if record.averaged is None:
         del content["averaged"]
     storage.write_json(folder / RECORD, content)
 
@@ -231,15 +254,21 @@ def replace_trained(
             for path in aside.iterdir():
                 storage.sync(path)
     except Exception:
-        shutil.rmtree(aside, ignore_errors=True)  # else a full disk stays full
+        # or a full disk would stay full
+        shutil.rmtree(aside, ignore_errors=True)
         raise
     if RankSync().rank == 0:
         replace(aside, folder)
 
 
 def _files_in(folder: Path) -> list[str]:
-    files = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
-    return sorted(path.relative_to(folder).as_posix() for path in files)
+    """Return the paths of all files in a folder, below it. A link is one of them, to a folder as well: what it points
+    at is not the run's to copy."""
+    names = []
+    for path in folder.rglob("*"):
+        if path.is_symlink() or not path.is_dir():
+            names.append(path.relative_to(folder).as_posix())
+    return sorted(names)
 
 
 def _keep_foreign(folder: Path, aside: Path, known: Sequence[str]) -> None:
@@ -256,17 +285,32 @@ def _keep_foreign(folder: Path, aside: Path, known: Sequence[str]) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         try:
             os.link(folder / name, place, follow_symlinks=False)
-        except OSError:  # a file system without hard links
+        except OSError:
+            # a file system without hard links
             shutil.copy2(folder / name, place, follow_symlinks=False)
 
 
-def _first_names(model: nn.Module) -> dict[str, str]:
-    """Return every name of every parameter -> the name that ``named_parameters`` gives it: tied ones have several."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return {
-        name: names[id(parameter)]
-        for name, parameter in model.named_parameters(remove_duplicate=False)
-    }
+def by_every_name(model: nn.Module, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values of parameters, given by the names of ``named_parameters``, by each of their names: tied ones have
+    several."""
+    first_names = {id(parameter): name for name, parameter in model.named_parameters()}
+    spread = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        first_name = first_names[id(parameter)]
+        if first_name in values:
+            spread[name] = values[first_name]
+    return spread
+
+
+def by_file_names(model: PeftModel, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values of parameters, given by the names of ``named_parameters``, by the keys of peft's files, which leave
+    out the adapter's name."""
+    every_name = by_every_name(model, values)
+    # without the embeddings' check, for which peft would ask the hub
+    in_files: dict[str, Any] = get_peft_model_state_dict(
+        model, state_dict=every_name, save_embedding_layers=False
+    )
+    return in_files
 
 
 def read_record(folder: str | Path) -> TrainedRecord:
@@ -276,11 +320,8 @@ def read_record(folder: str | Path) -> TrainedRecord:
             raise ValueError(f"it is of format {record.format}, this version reads {FORMAT}")
         return record
     except (OSError, ValueError) as error:
-        wrong, remedy = (
-            f"no readable {RECORD} ({error})",
-            "give the folder 'trained' of a run, or one of its checkpoints",
-        )
-        raise UserError(Problem("trained weights", str(folder), wrong, remedy)) from error
+        wrong = f"no readable {RECORD} ({error})"
+        raise UserError(Problem("trained weights", str(folder), wrong, _REMEDY)) from error
 
 
 def differences(
@@ -289,33 +330,33 @@ def differences(
     """Return the fields in which a folder of trained weights differs from ``model`` and ``record``, without those that
     only describe how a model is held or saved."""
     saved = read_record(folder)
-    fields = [
-        name
-        for name in ("base", "method", "names")
-        if getattr(saved, name) != getattr(record, name)
-    ]
+    compared = ["base", "method", "names"]
     # the same base, wherever it was moved
     if saved.base_files and saved.base_files == record.base_files:
-        fields = [name for name in fields if name != "base"]
+        compared.remove("base")
+    fields = [name for name in compared if getattr(saved, name) != getattr(record, name)]
 
     is_adapted = isinstance(model, PeftModel)
-    own = (model.get_base_model() if is_adapted else model).config.to_dict()
-    other = extendable.read(folder).to_dict()
-    names = (other.keys() | own.keys()) - _NOT_THE_MODEL
-    fields += sorted(name for name in names if other.get(name) != own.get(name))
+    plain_model = model.get_base_model() if is_adapted else model
+    config = plain_model.config.to_dict()
+    saved_config = extendable.read(folder).to_dict()
+    names = (saved_config.keys() | config.keys()) - _NOT_THE_MODEL
+    fields += sorted(name for name in names if saved_config.get(name) != config.get(name))
 
     # the adapters' targets are in the names of trained parameters
     if is_adapted and saved.method == record.method:
-        shape, own_shape = PeftConfig.from_pretrained(folder), model.peft_config["default"]
+        saved_adapter = PeftConfig.from_pretrained(folder)
+        adapter = model.peft_config["default"]
         for field, name in {"lora_r": "r", "lora_alpha": "lora_alpha"}.items():
-            if getattr(shape, name) != getattr(own_shape, name):
+            if getattr(saved_adapter, name) != getattr(adapter, name):
                 fields.append(field)
     return fields
 
 
 _NOT_THE_MODEL = {
     *("_name_or_path", "architectures", "dtype", "transformers_version", "use_cache"),
-    "quantization_config",  # of a base that trains in 4 bits; not in a folder of trained weights
+    # of a base that trains in 4 bits; not in a folder of trained weights
+    "quantization_config",
 }
 
 
@@ -387,20 +428,16 @@ def apply_trained(folder: str | Path, model: nn.Module, names: Sequence[str]) ->
 def tensors_for(folder: str | Path, model: nn.Module, names: Sequence[str]) -> StoredRows:
     """Return the tensors of a folder of trained weights that take the place of parameters of ``model``, exactly these
     names and shapes."""
-    own = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    return _trained_tensors(folder, _stored_parameters(model, names), set(names) - own)
+    known = dict(model.named_parameters(remove_duplicate=False))
+    return _trained_tensors(folder, _stored_parameters(model, names), set(names) - known.keys())
 
 
 def _stored_parameters(model: nn.Module, names: Sequence[str]) -> dict[str, nn.Parameter]:
     """Return those of these parameters that ``model`` has, by their names in a folder of trained weights."""
-    own = dict(model.named_parameters(remove_duplicate=False))
-    parameters = {name: own[name] for name in names if name in own}
-    if isinstance(model, PeftModel):  # peft's files leave the adapter's name out of every key
-        first = _first_names(model)
-        parameters = {name: own[name] for name in own if first[name] in parameters}
-        parameters = get_peft_model_state_dict(
-            model, state_dict=parameters, save_embedding_layers=False
-        )
+    known = dict(model.named_parameters(remove_duplicate=False))
+    parameters = {name: known[name] for name in names if name in known}
+    if isinstance(model, PeftModel):
+        return by_file_names(model, parameters)
     return parameters
 
 
@@ -412,18 +449,16 @@ def _trained_tensors(
     files = files_of_weights(Path(folder))
     if not files:
         raise UserError(Problem("trained weights", str(folder), "it holds no weights", _REMEDY))
-    raise_if_any(
-        [problem for file in files for problem in weight_files.check_file(file, "trained weights")]
-    )
+    require_readable(files, "trained weights")
     tensors = StoredRows(files)
-    misfits = sorted({*(set(tensors.names()) ^ parameters.keys()), *unknown})
-    misfits = misfits or sorted(
-        name for name in tensors.names() if tensors.shape(name) != parameters[name].shape
-    )
+    misfits = {*(tensors.names() ^ parameters.keys()), *unknown}
+    # Shapes are compared where all names agree: there every tensor has a parameter.
+    if not misfits:
+        misfits = {
+            name for name in tensors.names() if tensors.shape(name) != parameters[name].shape
+        }
     if misfits:
-        wrong, remedy = (
-            f"tensors that do not fit this model: {', '.join(misfits[:8])}",
-            "use it with the base it names",
-        )
+        wrong = f"tensors that do not fit this model: {', '.join(sorted(misfits)[:8])}"
+        remedy = "use it with the base it names"
         raise UserError(Problem("trained weights", str(folder), wrong, remedy))
     return tensors

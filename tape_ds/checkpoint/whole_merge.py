@@ -1,6 +1,8 @@
 """An adapter merged into its base as a whole, in memory, and the logits compared before and after: for what is not
 merged tensor by tensor."""
 
+from collections import Counter
+from itertools import chain
 from typing import Any
 
 import torch
@@ -9,7 +11,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tape_ds.checkpoint.merged_layers import Adapter
+from tape_ds.checkpoint.merged_layers import Adapter, kinds_of
 from tape_ds.models.files import exact
 from tape_ds.models.files.library_errors import as_message
 
@@ -29,20 +31,15 @@ def merged(model: PeftModel, field: str, name: str) -> PreTrainedModel:
     """
     model.eval()
     _separate_weights(model)
-    kinds = sorted(
-        {
-            str(getattr(each.peft_type, "value", each.peft_type))
-            for each in model.peft_config.values()
-        }
-    )
+    kinds = kinds_of(model)
     ids = probe(model)
     expected = _logits(model, ids)
     if not bool(expected.isfinite().all()):
         raise exact.not_finite(field, name)
-    wrong = f"peft could not merge its adapter ({', '.join(kinds)})"
+    wrong = f"peft could not merge its adapter ({kinds})"
     with as_message(wrong, field, name, "save the adapter again, in a form that peft merges"):
         whole: PreTrainedModel = model.merge_and_unload(safe_merge=True).eval()
-    Adapter(field, name, ", ".join(kinds)).check("logits", expected, _logits(whole, ids))
+    Adapter(field, name, kinds).check("logits", expected, _logits(whole, ids))
     _separate_layers(whole)
     return whole
 
@@ -50,13 +47,13 @@ def merged(model: PeftModel, field: str, name: str) -> PreTrainedModel:
 def _separate_weights(model: PeftModel) -> None:
     """Give every layer with an adapter weights of its own, where other layers hold the same ones: a head that is tied
     to the embeddings, layers that peft repeats (``layer_replication``). Merging would change those as well."""
-    holders: dict[int, int] = {}
-    for _, parameter in model.named_parameters(remove_duplicate=False):
-        holders[id(parameter)] = holders.get(id(parameter), 0) + 1
-    for adapted in [module for module in model.modules() if isinstance(module, BaseTunerLayer)]:
-        layer = adapted.get_base_layer()
+    holders = Counter(id(held) for _, held in model.named_parameters(remove_duplicate=False))
+    for module in list(model.modules()):
+        if not isinstance(module, BaseTunerLayer):
+            continue
+        layer = module.get_base_layer()
         for name, parameter in list(layer.named_parameters(recurse=False)):
-            if holders.get(id(parameter), 0) > 1:
+            if holders[id(parameter)] > 1:
                 setattr(layer, name, nn.Parameter(parameter.detach().clone(), requires_grad=False))
 
 
@@ -68,8 +65,8 @@ def _separate_layers(whole: PreTrainedModel) -> None:
     for name, parameter in list(whole.named_parameters(remove_duplicate=False)):
         if id(parameter) in seen and name not in {*tied, *tied.values()}:
             place, _, last = name.rpartition(".")
-            own = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
-            setattr(whole.get_submodule(place), last, own)
+            copy = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
+            setattr(whole.get_submodule(place), last, copy)
         seen.add(id(parameter))
 
 
@@ -80,19 +77,15 @@ def probe(model: PeftModel) -> Tensor:
     tokens = min(tokens, getattr(model.config, "max_position_embeddings", None) or tokens)
     rows = model.get_input_embeddings().weight.shape[0]
     ids_BT = torch.randint(rows, (sequences, tokens), generator=torch.Generator().manual_seed(0))
-    for each in model.peft_config.values():
-        given: Any = (
-            getattr(each, "trainable_token_indices", None)
-            or getattr(each, "token_indices", None)
-            or []
-        )
-        own = (
-            [number for numbers in given.values() for number in numbers]
-            if isinstance(given, dict)
-            else list(given)
-        )
-        own = own[:tokens]
-        ids_BT[0, : len(own)] = torch.tensor(own, dtype=torch.long)
+    for config in model.peft_config.values():
+        # LoRA's option, or the one of peft's method that trains tokens and nothing else
+        given: Any = getattr(config, "trainable_token_indices", None)
+        given = given or getattr(config, "token_indices", None) or []
+        # of several embeddings, by their names
+        if isinstance(given, dict):
+            given = [*chain.from_iterable(given.values())]
+        chosen = list(given)[:tokens]
+        ids_BT[0, : len(chosen)] = torch.tensor(chosen, dtype=torch.long)
     return ids_BT
 
 

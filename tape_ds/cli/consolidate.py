@@ -34,11 +34,13 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     source = Path(options.checkpoint)
     out = Path(options.out)
+    # seconds: not for --help
     import torch
 
     from tape_ds import checkpoint
     from tape_ds.checkpoint import consolidation
 
+    # what is damaged is refused in any case; without a manifest nothing is known to be whole
     unsealed = os.path.isdir(source) and not os.path.lexists(source / checkpoint.MANIFEST)
     if unsealed:
         wrong = "it has no manifest: whether its files are whole and of one checkpoint is unknown"

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tape_ds import building, checkpoint, paths
-from tape_ds.arguments import Parser
+from tape_ds.arguments import Parser, values_of
 from tape_ds.errors import Problem, UserError, command, raise_if_any
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
@@ -79,13 +79,13 @@ def main(argv: list[str] | None = None) -> int:
     converted, tokenizer = convert_source(options)
     model: Any = None
 
-    def write(folder: Path) -> None:
+    def write_folder(folder: Path) -> None:
         nonlocal model
         model = converted(folder)
         if tokenizer is not None:
             tokenizers.save(tokenizer, folder)
 
-    building.build_aside(Path(options.out), write, "out")
+    building.build_aside(Path(options.out), write_folder, "out")
     print(
         f"{options.out}: {type(model).__name__}, {model.num_parameters() / 1e6:,.2f} M parameters"
     )
@@ -110,9 +110,7 @@ def convert_source(options: argparse.Namespace) -> tuple[Callable[[Path], Any], 
         source = model_folder.resolve(source)
         changes: dict[str, Any] = {}
         if options.kind == "llama-to-tape":
-            changes = {
-                name: getattr(options, name) for name in ("position_encoding", "position_options")
-            }
+            changes = values_of(options, ("position_encoding", "position_options"))
         native = extendable.read(source)
         config = convert.tape_config(native, **changes)
         # before memory is taken for what config.json says
@@ -146,12 +144,12 @@ def convert_source(options: argparse.Namespace) -> tuple[Callable[[Path], Any], 
     load = partial(convert.load, source, config)
     whole = merging.of_folder(Path(source), load, config, "source", options.source)
 
-    def write(folder: Path) -> Any:
+    def write_whole(folder: Path) -> Any:
         model = whole.write(folder, exact.stored_dtype(source, native), change)
         _note(model.config, tokenizer)
         return model
 
-    return write, tokenizer
+    return write_whole, tokenizer
 
 
 def _from_reference(source: str, variant: str) -> Any:
@@ -163,9 +161,9 @@ def _from_reference(source: str, variant: str) -> Any:
     if not files or not (folder / "config.json").is_file():
         remedy = "give a folder with config.json and *.safetensors (no pickles are read)"
         raise UserError(Problem("source", source, "no reference checkpoint", remedy))
-    tensors = {
-        name: tensor for file in files for name, tensor in weight_files.read(file, "source").items()
-    }
+    tensors: dict[str, Any] = {}
+    for file in files:
+        tensors |= weight_files.read(file, "source")
     config = json_file.read(folder / "config.json", "source", source)
     with library_errors.as_message(
         "it could not be converted", "source", source, "give the folder as published"
@@ -179,11 +177,11 @@ def _tokenizer(options: argparse.Namespace, source: str) -> Any:
 
     if options.tokenizer is not None:
         return tokenizers.load_tokenizer(options.tokenizer, "--tokenizer")
-    if not Path(source).is_dir() or any(
-        (Path(source) / name).is_file() for name in _TOKENIZER_FILES
-    ):
-        return tokenizers.load_tokenizer(source, "source")
-    return None
+    # any other source was found by name, and has one
+    folder = Path(source)
+    if folder.is_dir() and not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        return None
+    return tokenizers.load_tokenizer(source, "source")
 
 
 def _note(config: Any, tokenizer: Any) -> None:

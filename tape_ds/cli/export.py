@@ -64,6 +64,7 @@ def main(argv: list[str] | None = None) -> int:
         remedy = "give an id in small letters, such as apache-2.0, llama3 or other"
         problems.append(Problem("--license", options.license, "not an id of a licence", remedy))
     problems += table.check_names("--check", options.check)
+    # seconds: not for --help
     import torch
 
     from tape_ds.checkpoint import source_model
@@ -82,6 +83,7 @@ def main(argv: list[str] | None = None) -> int:
     if source is not None and options.out is not None and not options.text_only:
         with collecting(problems):
             around = _around(source, options)
+    # engines read config.json alone: what they would compute is known before anything is written
     served: Mapping[str, Any] | None = None
     if options.out is not None and source is not None:
         served = config_json.planned(source.config)
@@ -92,6 +94,7 @@ def main(argv: list[str] | None = None) -> int:
     planned = None
     if options.gguf is not None and source is not None:
         kind = gguf_file.type_of(options.gguf_type, dtype or source.dtype)
+        # the plan reads the tokenizer and the names of all tensors, which only make sense for a model that fits
         unfit = gguf_file.check(source, kind)
         problems += unfit
         name = options.name or Path(options.gguf).stem
@@ -110,6 +113,7 @@ def main(argv: list[str] | None = None) -> int:
         print_engines(served, options.check)
         _write_folder(options, source, dtype, around)
     if planned is not None:
+        # once, with the folder, is enough: both are merged alike
         numbers = gguf_file.write(
             planned, source, Path(options.gguf), options.check_logits and served is None
         )
@@ -126,12 +130,12 @@ def _check_places(options: argparse.Namespace) -> list[Problem]:
     problems = []
     if options.out is not None:
         out = Path(options.out)
-        found = paths.check_new("out", out) or checkpoint.check_outside("out", out)
-        if not found and not out.resolve().parent.is_dir():
-            found.append(
+        unfit = paths.check_new("out", out) or checkpoint.check_outside("out", out)
+        if not unfit and not out.resolve().parent.is_dir():
+            unfit.append(
                 Problem("out", options.out, "the folder around it does not exist", "make it first")
             )
-        problems += found
+        problems += unfit
     else:
         if options.push is not None:
             problems.append(
@@ -144,20 +148,20 @@ def _check_places(options: argparse.Namespace) -> list[Problem]:
             problems.append(Problem("--check", " ".join(options.check), wrong, "name one: OUT"))
     if options.gguf is not None:
         file = Path(options.gguf)
-        found = paths.check_new("--gguf", file)
+        unfit = paths.check_new("--gguf", file)
         if file.suffix != ".gguf":
-            found.append(
+            unfit.append(
                 Problem(
                     "--gguf", options.gguf, "the name of a GGUF file ends in .gguf", f"{file}.gguf"
                 )
             )
-        elif not found and not file.resolve().parent.is_dir():
-            found.append(
+        elif not unfit and not file.resolve().parent.is_dir():
+            unfit.append(
                 Problem(
                     "--gguf", options.gguf, "the folder around it does not exist", "make it first"
                 )
             )
-        problems += found
+        problems += unfit
     elif options.gguf_type != "auto" or options.gguf_tokenizer != "auto":
         given = "--gguf_tokenizer"
         if options.gguf_type != "auto":
@@ -171,6 +175,7 @@ def _check_places(options: argparse.Namespace) -> list[Problem]:
     options.gguf_type = _TYPES.get(options.gguf_type.lower(), options.gguf_type)
     if options.gguf_type not in _TYPES.values():
         known = ", ".join(kind for kind in _TYPES.values() if kind != "auto")
+        # all else is checked with the default
         problems.append(
             Problem(
                 "--gguf_type",

@@ -17,6 +17,7 @@ from tape_ds.resilience.stopping import StopRequest, tolerate_lost_terminal
 
 @command
 def main(argv: list[str] | None = None) -> int:
+    # first: a signal during the checks below must not end the process without a word
     request = StopRequest()
     request.listen()
     tolerate_lost_terminal()
@@ -40,6 +41,7 @@ def main(argv: list[str] | None = None) -> int:
         restarts=options.restarts, backoff=options.backoff, grace=options.grace
     )
     raise_if_any(patience.problems())
+    # "--" may come first: what follows it is the command, not options of this one
     kept = keep_alive.prepare(options.command[options.command[:1] == ["--"] :])
     return keep_alive.KeepAlive(
         kept, patience, request, lambda text: print(f"keep_alive: {text}", flush=True)

@@ -33,6 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     out = Path(options.out)
     folder = run_folder.trained_of(Path(options.trained))
     raise_if_any(paths.check_new("out", out) or checkpoint.check_outside("out", out))
+    # seconds: not for --help
     import torch
 
     from tape_ds.data import tokenizer as tokenizers
@@ -40,27 +41,30 @@ def main(argv: list[str] | None = None) -> int:
 
     quieten_libraries()
     of_peft = weight_files.is_adapter(folder) and not (folder / run_folder.RECORD).is_file()
-    found = (_of_peft if of_peft else _of_run)(folder, options.base_anyway, options.check_logits)
-    dtype = found.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
+    read = _of_peft if of_peft else _of_run
+    merged = read(folder, options.base_anyway, options.check_logits)
+    dtype = merged.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
     parameters = 0
 
+    # training turns the key/value cache off, and a whole model is there to generate
     def with_cache(model: "PreTrainedModel") -> "PreTrainedModel":
         model.config.use_cache = True
         return model
 
     def write(folder: Path) -> None:
         nonlocal parameters
-        model = found.model.write(folder, dtype, with_cache)
+        model = merged.model.write(folder, dtype, with_cache)
         parameters = model.num_parameters()
-        if found.tokenizer is not None:
+        if merged.tokenizer is not None:
+            # peft keeps the tokenizer as it was before training made the model's context longer
             length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
             if length is not None:
-                found.tokenizer.model_max_length = length
-            tokenizers.save(found.tokenizer, folder)
+                merged.tokenizer.model_max_length = length
+            tokenizers.save(merged.tokenizer, folder)
 
     building.build_aside(out, write, "out")
-    print(f"{options.out}: {found.origin}, {parameters / 1e6:,.2f} M parameters")
-    if found.tokenizer is None:
+    print(f"{options.out}: {merged.origin}, {parameters / 1e6:,.2f} M parameters")
+    if merged.tokenizer is None:
         print("no tokenizer: neither the adapter's folder nor its base's has one")
     return 0
 

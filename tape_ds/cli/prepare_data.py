@@ -12,7 +12,7 @@ names each shard that is damaged or missing; before a training run only sizes ar
 import os
 from pathlib import Path
 
-from tape_ds.arguments import Parser, below_one
+from tape_ds.arguments import Parser, below_one, values_of
 from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.sources import SPLITS
 from tape_ds.data.sources.arrow import PARTS, SHARD_TOKENS, ShardEntry, read_manifest
@@ -44,16 +44,16 @@ def main(argv: list[str] | None = None) -> int:
         "--skip_bad_rows", type=int, default=0, help="unreadable rows to tolerate; %(default)s"
     )
     options = parser.parse_args(argv)
-    given = [name for name in ("data", "tokenizer", "output") if getattr(options, name) is not None]
+    # argparse has no options that are required unless another is given
+    problems = []
+    for name, value in values_of(options, ("data", "tokenizer", "output")).items():
+        if options.check is None and value is None:
+            problems.append(Problem(name, None, "missing", "see --help"))
+        elif options.check is not None and value is not None:
+            problems.append(Problem(name, value, "does not go with --check", "leave it out"))
     if options.check is not None:
-        problems = [
-            Problem(name, getattr(options, name), "does not go with --check", "leave it out")
-            for name in given
-        ]
-        raise_if_any(problems + below_one(options, "workers"))
-    else:
-        missing = [name for name in ("data", "tokenizer", "output") if name not in given]
-        raise_if_any([Problem(name, None, "missing", "see --help") for name in missing])
+        problems += below_one(options, "workers")
+    raise_if_any(problems)
 
     # seconds: not for --help
     from tape_ds.data import prepared, tokenizer

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from tape_ds.arguments import Parser, below_one
+from tape_ds.arguments import Parser, below_one, values_of
 from tape_ds.data.prompting import around
 from tape_ds.data.sources import Source, parse_all, token_file
 from tape_ds.errors import Problem, check_folder, collecting, command, raise_if_any
@@ -80,6 +80,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the file")
     options = parser.parse_args(argv)
+    # what was typed wins over what the test set is known by
     for name, value in ({"data": [], "min_tokens": 1} | TEST_SETS[options.name]).items():
         if getattr(options, name) is None:
             setattr(options, name, value)
@@ -109,10 +110,11 @@ def main(argv: list[str] | None = None) -> int:
     sources: list[Source] = []
     with collecting(problems):
         sources = parse_all(list(options.data), "--data")
-    ids = [source for source in sources if source.tokenised]
-    problems += [
-        source.problem("token ids already", "name the text they were made from") for source in ids
-    ]
+    for source in sources:
+        if source.tokenised:
+            problems.append(
+                source.problem("token ids already", "name the text they were made from")
+            )
     raise_if_any(problems)
 
     # torch, only once the options are right
@@ -125,18 +127,13 @@ def main(argv: list[str] | None = None) -> int:
         """Yield token ids int32 [n] of each document."""
         for source in sources:
             for _, ids in tokenized.encode(source.documents("heldout"), tokens):
-                own = (
-                    ids
-                    if options.keep_special
-                    else tokenized.without_ends(ids[: len(ids) - end], tokens)
-                )
-                if len(own) >= options.min_tokens:
-                    yield own[: options.max_tokens]
+                if not options.keep_special:
+                    ids = tokenized.without_ends(ids[: len(ids) - end], tokens)
+                if len(ids) >= options.min_tokens:
+                    yield ids[: options.max_tokens]
 
-    choice = {
-        name: getattr(options, name)
-        for name in ("min_tokens", "max_tokens", "max_documents", "keep_special")
-    }
+    choice = values_of(options, ("min_tokens", "max_tokens", "max_documents", "keep_special"))
+    # documents one after another, so that a test set of any size fits in memory
     written = token_file.write(
         path,
         islice(long_enough(), options.max_documents),

@@ -82,6 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
 
     has_gpu = gpus() > 0
+    # before torch and DeepSpeed are imported, which read it then
     os.environ |= installation.environment()
     if not has_gpu and "DS_ACCELERATOR" not in os.environ:
         os.environ |= {"DS_ACCELERATOR": "cpu", installation.FOUND_NO_GPU: "1"}
@@ -94,9 +95,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     # results, locks and messages show the command like this
     sys.argv = ["tape-ds", name, *arguments]
     module = importlib.import_module(f"tape_ds.cli.{MODULES[name]}")
-    code: int = (
-        module.main(TRAINING[name], arguments) if name in TRAINING else module.main(arguments)
-    )
+    # the four training commands are one module, which gets the name of the one that was meant
+    if name in TRAINING:
+        code: int = module.main(TRAINING[name], arguments)
+    else:
+        code = module.main(arguments)
     return code
 
 
@@ -139,6 +142,7 @@ def deepspeed_line(name: str, words: Sequence[str], has_gpu: bool) -> list[str] 
         )
     if not options and not (by_itself and has_gpu):
         return None
+    # a machine that does not answer is named here: DeepSpeed's launcher would wait for it
     hostfile.machines(options)
     return [
         sys.executable,

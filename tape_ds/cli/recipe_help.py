@@ -69,12 +69,13 @@ _DOCUMENTED = (
 def answered(argv: list[str], kind: type[Recipe]) -> bool:
     """Print help or the list of recipes on the main process if a command line asks for it, and return whether it does.
     Raises UserError: help is asked for an unknown field."""
+    # launchers add it
     words = [word for word in argv if not word.startswith("--local_rank")]
     lines: list[str] = []
     if "--list" in words:
-        found = {name: files.about(name) for name in files.recipes_of(kind.LAUNCHER)}
-        width = max(map(len, found))
-        lines += [f"{name:<{width}}  {text}" for name, text in found.items()]
+        summaries = {name: files.about(name) for name in files.recipes_of(kind.LAUNCHER)}
+        width = max(map(len, summaries))
+        lines += [f"{name:<{width}}  {text}" for name, text in summaries.items()]
     elif words[:1] in (["--help"], ["-h"]) and len(words) > 1:
         known = kind.fields()
         for word in words[1:]:
@@ -82,13 +83,13 @@ def answered(argv: list[str], kind: type[Recipe]) -> bool:
             name = trainer.ALIASES.get(name, name)
             if name not in known:
                 raise UserError(Problem("help", name, "unknown field", did_you_mean(name, known)))
-            lines += [""] if lines else []
+            if lines:
+                lines.append("")
             lines.append(f"--{name}  ({fields.spelled(known[name].annotation)})")
-            text = (
-                _described(known[name])
-                or "A field of transformers' TrainingArguments, see its documentation."
-            )
+            text = _described(known[name])
+            text = text or "A field of transformers' TrainingArguments, see its documentation."
             lines.append(_wrapped(text, "  "))
+            # fields that a recipe may name, but not change
             if (owned := trainer.OWNED.get(name)) is not None:
                 default = _shown(known[name].default)
                 lines.append(
@@ -140,11 +141,16 @@ def page(kinds: Sequence[type[Recipe]]) -> str:
                 continue
             lines.append(f"\n### {_title(section)}\n")
             # a field that an earlier command has in the same words is only named
-            own = {name: _line(name, field) for name, field in section.flat_fields().items()}
-            lines += [line for line in own.values() if line not in listed]
-            if again := [f"`{name}`" for name, line in own.items() if line in listed]:
+            again = []
+            for name, field in section.flat_fields().items():
+                line = _line(name, field)
+                if line in listed:
+                    again.append(f"`{name}`")
+                else:
+                    lines.append(line)
+                    listed.add(line)
+            if again:
                 lines.append(_filled(f"- As above: {', '.join(again)}."))
-            listed.update(own.values())
     lines.append(f"\n### {_title(Trainer)}\n")
     lines += [_line(name, Trainer.model_fields[name]) for name in USUAL if name in _DOCUMENTED]
     lines += [
@@ -222,9 +228,11 @@ def _plain(text: str) -> str:
 
 def _table(rows: Mapping[str, str]) -> Iterator[str]:
     for name, text in rows.items():
-        yield _wrapped(
-            text, " " * 34, f"  {name:<32}" if len(name) < 32 else f"  {name}\n{' ' * 34}"
-        )
+        first = f"  {name:<32}"
+        # a longer name has a line of its own
+        if len(name) >= 32:
+            first = f"  {name}\n{' ' * 34}"
+        yield _wrapped(text, " " * 34, first)
 
 
 def _wrapped(text: str, indent: str, first: str | None = None) -> str:

@@ -53,6 +53,7 @@ def main(argv: list[str] | None = None) -> int:
     from tape_ds.scoring import models
     from tape_ds.serving import settings
 
+    # of the package's extra: everything else works without them
     problems = []
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
@@ -61,10 +62,12 @@ def main(argv: list[str] | None = None) -> int:
     is_ipv6 = ":" in options.host
     host = f"[{options.host}]" if is_ipv6 else options.host
     port = options.port
+    # taken and given back, so that a port in use is known before minutes of loading
     try:
         family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
         with socket.create_server((options.host, port), family=family) as free:
-            port = free.getsockname()[1]  # of --port 0
+            # of --port 0
+            port = free.getsockname()[1]
     except (OSError, OverflowError) as error:
         place = f"{host}:{port}"
         problems.append(
@@ -76,13 +79,13 @@ def main(argv: list[str] | None = None) -> int:
             )
         )
     with collecting(problems):
-        found = models.find(options)
-        longest = options.max_length or found.native_length
-        if found.position_limit is not None and longest > found.position_limit:
-            wrong = f"the model has {found.position_limit:,} positions"
+        found_model = models.find(options)
+        longest = options.max_length or found_model.native_length
+        if found_model.position_limit is not None and longest > found_model.position_limit:
+            wrong = f"the model has {found_model.position_limit:,} positions"
             problems.append(Problem("--max_length", longest, wrong, "give at most that many"))
-        if options.defaults == "model" and (found.folder / GENERATION_CONFIG_NAME).is_file():
-            _, unknown = settings.of_model(GenerationConfig.from_pretrained(found.folder))
+        if options.defaults == "model" and (found_model.folder / GENERATION_CONFIG_NAME).is_file():
+            _, unknown = settings.of_model(GenerationConfig.from_pretrained(found_model.folder))
             problems += unknown
     raise_if_any(problems)
 
@@ -91,15 +94,15 @@ def main(argv: list[str] | None = None) -> int:
     from tape_ds.serving.listening import Listener
     from tape_ds.serving.served import Served
 
-    name = options.name or found.name_or_path
-    model = found.load()
+    name = options.name or found_model.name_or_path
+    model = found_model.load()
     defaults = settings.Defaults()
     if options.defaults == "model":
         # its base's, if the folder has none
         defaults, unknown = settings.of_model(model.generation_config)
         raise_if_any(unknown)
     with models.used_at(model, longest):
-        served = Served(model, found.tokenizer(), name, longest, defaults)
+        served = Served(model, found_model.tokenizer(), name, longest, defaults)
         app = application(served, loopback_only=is_loopback(options.host))
         print(f"{name}, up to {longest:,} tokens: http://{host}:{port}/v1", flush=True)
         if defaults.changed:

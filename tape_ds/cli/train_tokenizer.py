@@ -23,7 +23,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     options = parser.parse_args(argv)
     raise_if_any(below_one(options, "vocab_size", "max_characters"))
-    from tape_ds.data import tokenizer  # seconds: not for --help
+    # seconds: not for --help
+    from tape_ds.data import tokenizer
 
     most = options.max_characters or tokenizer.MAX_CHARACTERS
     trained = tokenizer.train(

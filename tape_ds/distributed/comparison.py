@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from tape_ds.distributed import process_info, rendezvous
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import Problem, raise_if_any, redacted
 from tape_ds.kernels import jit
+from tape_ds.numbers import some
 
 GLOO = "GLOO_SOCKET_IFNAME"
 """Environment variable that gloo reads."""
@@ -59,15 +60,19 @@ def check(fields: Mapping[str, Any], identity: Mapping[str, Any], timeout: float
     meeting = rendezvous.current(seconds)
     if meeting is None:
         return
-    facts, boot_id = facts_of(fields, identity), Path("/proc/sys/kernel/random/boot_id")
+    facts = facts_of(fields, identity)
+    # of one boot of a machine: Linux alone has it, and without it names are not compared
+    boot = ""
+    with contextlib.suppress(FileNotFoundError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
     record: dict[str, Any] = {
         "machine": meeting.process.machine,
         "host": meeting.process.host,
-        "boot": boot_id.read_text(encoding="ascii") if boot_id.exists() else "",
+        "boot": boot,
         "address": own_address(os.environ["MASTER_ADDR"]) or "",
         "digest": _digest(json.dumps(facts, sort_keys=True).encode()),
     }
-    records = [json.loads(text) for text in meeting.barrier(json.dumps(record), seconds)]
+    records = list(map(json.loads, meeting.barrier(json.dumps(record), seconds)))
 
     # rank 0's machine may resolve its own name to a loopback address; then any other machine's address shows the way
     # absent from another version's record
@@ -77,7 +82,7 @@ def check(fields: Mapping[str, Any], identity: Mapping[str, Any], timeout: float
     # the facts are long: exchanged only if they differ
     if len({other["digest"] for other in records}) > 1:
         record |= {"facts": facts, "commit": (results.commit() or {"hash": "unknown"})["hash"]}
-        records = [json.loads(text) for text in meeting.barrier(json.dumps(record), seconds)]
+        records = list(map(json.loads, meeting.barrier(json.dumps(record), seconds)))
     raise_if_any(differences(records))
 
 
@@ -112,7 +117,8 @@ def own_address(peer: str) -> str | None:
             peer, 9, type=socket.SOCK_DGRAM
         ):
             with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
-                probe.connect(target)  # looks the route up; nothing is sent
+                # looks the route up; nothing is sent
+                probe.connect(target)
                 address: str = probe.getsockname()[0]
                 if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
                     return address
@@ -126,47 +132,49 @@ def use_interface_towards(peers: Iterable[str]) -> None:
     Gloo takes the address of the host's own name, which is 127.0.1.1 where Debian and Ubuntu wrote /etc/hosts: no other
     machine reaches it, and every job on several machines makes a gloo group, under NCCL too.
     """
-    names = {
-        each.address: name
-        for name, addresses in psutil.net_if_addrs().items()
-        for each in addresses
-    }
-    for address in map(own_address, peers):
-        if address in names:
-            os.environ.setdefault(GLOO, names[address])
+    interfaces = {}
+    for name, addresses in psutil.net_if_addrs().items():
+        for address in addresses:
+            interfaces[address.address] = name
+    for own in map(own_address, peers):
+        if own in interfaces:
+            os.environ.setdefault(GLOO, interfaces[own])
             return
 
 
 def facts_of(fields: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """Return what this process is about to run with: subject -> name -> value, without credentials."""
-    package, program = Path(__file__).resolve().parents[1], Path(sys.argv[0])
-    files = {path.relative_to(package.parent).as_posix(): path for path in package.rglob("*")} | {
-        program.name: program
-    }
-    code = {
-        name: path
-        for name, path in files.items()
-        if path.suffix in (".py", ".json") and path.is_file()
-    }
-    on_cpu = not torch.accelerator.is_available() or os.environ.get("DS_ACCELERATOR") == "cpu"
-    recipe = {
-        name: value for name, value in results.redact(fields).items() if name not in _LOCAL_FIELDS
-    }
-    variables = [
-        name for name in os.environ if name.startswith("TAPE_DS_") and name != exit_codes.FILE
-    ]
-
-    return {
-        "code": {name: _digest(path.read_bytes()) for name, path in code.items()},
-        "versions": results.versions(),
-        "variables": {name: redacted(os.environ[name]) for name in variables},
-        "device": {"device": "cpu" if on_cpu else str(torch.accelerator.current_accelerator())},
+    package = Path(__file__).resolve().parents[1]
+    files = {path.relative_to(package.parent).as_posix(): path for path in package.rglob("*")}
+    # the command's own file, which may be in another folder on each machine
+    program = Path(sys.argv[0])
+    files[program.name] = program
+    code = {}
+    for name, path in files.items():
+        if path.suffix in (".py", ".json") and path.is_file():
+            code[name] = _digest(path.read_bytes())
+    variables = {}
+    for name, value in os.environ.items():
+        # the file of an exit code is of one process
+        if name.startswith("TAPE_DS_") and name != exit_codes.FILE:
+            variables[name] = redacted(value)
+    device = "cpu"
+    compiler = {}
+    if torch.accelerator.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu":
+        device = str(torch.accelerator.current_accelerator())
         # a rank that computes without Triton slows all others down
-        "compiler": {} if on_cpu else {"C compiler": jit.no_compiler() or "there, with Python.h"},
-        "recipe": {
-            name: redacted(json.dumps(value, sort_keys=True, default=str))
-            for name, value in recipe.items()
-        },
+        compiler["C compiler"] = jit.no_compiler() or "there, with Python.h"
+    recipe = {}
+    for name, value in results.redact(fields).items():
+        if name not in _LOCAL_FIELDS:
+            recipe[name] = redacted(json.dumps(value, sort_keys=True, default=str))
+    return {
+        "code": code,
+        "versions": results.versions(),
+        "variables": variables,
+        "device": {"device": device},
+        "compiler": compiler,
+        "recipe": recipe,
         "data": _part_of(identity, "data"),
         "base": _part_of(identity, "base") | _part_of(identity, "tokenizer"),
     }
@@ -174,19 +182,23 @@ def facts_of(fields: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[str
 
 def _part_of(identity: Mapping[str, Any], kind: str) -> dict[str, str]:
     """Return the part of one kind: data.NAME as "data NAME"."""
-    return {
-        name.replace(".", " ", 1): value
-        for name, value in identity.items()
-        if name.split(".")[0] == kind
-    }
+    part = {}
+    for name, value in identity.items():
+        if name.split(".")[0] == kind:
+            part[name.replace(".", " ", 1)] = value
+    return part
 
 
 def differences(records: Sequence[Mapping[str, Any]]) -> list[Problem]:
     """Compare every machine with the majority, or with the first if there is none; refuse different machines with one
     hostname, which locks and messages could not tell apart."""
+    by_host = defaultdict(list)
+    by_digest = defaultdict(list)
+    for record in records:
+        by_host[record["host"]].append(record)
+        by_digest[record["digest"]].append(record)
     problems = []
-    for host in sorted({record["host"] for record in records}):
-        same_name = [record for record in records if record["host"] == host]
+    for host, same_name in sorted(by_host.items()):
         if len({record["boot"] for record in same_name}) > 1:
             wrong = f"several machines have this name: {_machines(same_name)}"
             problems.append(
@@ -196,23 +208,23 @@ def differences(records: Sequence[Mapping[str, Any]]) -> list[Problem]:
             )
 
     usual = Counter(record["digest"] for record in records).most_common(1)[0][0]
-    majority = [record for record in records if record["digest"] == usual]
+    majority = by_digest.pop(usual)
     others = _machines(majority)
-    for digest in dict.fromkeys(
-        record["digest"] for record in records if record["digest"] != usual
-    ):
-        minority = [record for record in records if record["digest"] == digest]
-        here, there = minority[0], majority[0]
+    # one of each side is enough: machines with the same digest run with the same
+    there = majority[0]
+    for minority in by_digest.values():
+        here = minority[0]
         machines = _machines(minority)
         for subject, remedy in _REMEDIES.items():
             # another version of the code may not compare this subject
-            values, expected = here["facts"].get(subject, {}), there["facts"].get(subject, {})
+            values = here["facts"].get(subject, {})
+            expected = there["facts"].get(subject, {})
             names = sorted(
                 name for name in values | expected if values.get(name) != expected.get(name)
             )
             if names and subject == "code":
                 wrong = f"not as on {others} (commit {here['commit'][:12]}, there {there['commit'][:12]})"
-                problems.append(Problem(f"code on {machines}", _some(names), wrong, remedy))
+                problems.append(Problem(f"code on {machines}", some(names, NAMED), wrong, remedy))
                 continue
             for name in names:
                 wrong = f"it is {expected.get(name, 'absent')} on {others}"
@@ -223,13 +235,7 @@ def differences(records: Sequence[Mapping[str, Any]]) -> list[Problem]:
 
 
 def _machines(records: Sequence[Mapping[str, Any]]) -> str:
-    return _some(list(dict.fromkeys(record["machine"] for record in records)))
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:NAMED]) + (
-        f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    )
+    return some(list(dict.fromkeys(record["machine"] for record in records)), NAMED)
 
 
 def _digest(content: bytes) -> str:

@@ -21,20 +21,21 @@ class TensorCut:
 
     def whole(self, piece: Tensor) -> Tensor:
         """Return the whole parameter; every process of the group must call it."""
+        padded = piece.detach()
+        # gather takes pieces of one size: the smaller ones get zeros at the end of their dimension
         missing = max(self.sizes) - piece.shape[self.dim]
-        padded = (
-            F.pad(piece.detach(), (*(0, 0) * (piece.dim() - 1 - self.dim), 0, missing))
-            if missing
-            else piece
-        )
-        pieces = zip(self.group.gather(padded.detach()), self.sizes, strict=True)
-        return torch.cat([each.narrow(self.dim, 0, size) for each, size in pieces], dim=self.dim)
+        if missing:
+            padded = F.pad(padded, (*(0, 0) * (piece.dim() - 1 - self.dim), 0, missing))
+        pieces = zip(self.group.gather(padded), self.sizes, strict=True)
+        return torch.cat([part.narrow(self.dim, 0, size) for part, size in pieces], dim=self.dim)
 
     def numel(self, piece: Tensor) -> int:
         return piece.numel() // piece.shape[self.dim] * sum(self.sizes)
 
 
-def cut(parameter: nn.Parameter, dim: int, sizes: Sequence[int], group: RankGroup) -> None:
+def cut_parameter(
+    parameter: nn.Parameter, dim: int, sizes: Sequence[int], group: RankGroup
+) -> None:
     """Keep this process's piece, in place; a tied parameter is cut once."""
     if cut_of(parameter) is not None:
         return
@@ -42,9 +43,8 @@ def cut(parameter: nn.Parameter, dim: int, sizes: Sequence[int], group: RankGrou
     parameter.grad = None
     marked: Any = parameter
     marked.tensor_cut = TensorCut(group, dim, tuple(sizes))
-    marked.tensor_model_parallel = (
-        True  # DeepSpeed's gradient norm then counts every piece, and other parameters once
-    )
+    # DeepSpeed's gradient norm then counts every piece, and other parameters once
+    marked.tensor_model_parallel = True
 
 
 def cut_of(parameter: Tensor) -> TensorCut | None:
@@ -65,12 +65,13 @@ def whole_numel(parameter: Tensor) -> int:
 def described(model: nn.Module) -> dict[str, Any]:
     """Return what a checkpoint stores: the group's size, and dimension and sizes by parameter name; empty if nothing is
     cut."""
-    cuts = {
-        name: cut
-        for name, parameter in model.named_parameters()
-        if (cut := cut_of(parameter)) is not None
-    }
+    cuts = {}
+    size = 0
+    for name, parameter in model.named_parameters():
+        tensor_cut = cut_of(parameter)
+        if tensor_cut is not None:
+            cuts[name] = [tensor_cut.dim, list(tensor_cut.sizes)]
+            size = tensor_cut.group.size
     if not cuts:
         return {}
-    size = next(iter(cuts.values())).group.size
-    return {"size": size, "cuts": {name: [cut.dim, list(cut.sizes)] for name, cut in cuts.items()}}
+    return {"size": size, "cuts": cuts}

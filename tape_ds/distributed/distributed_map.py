@@ -4,7 +4,6 @@ model's heads and columns must score together."""
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-import torch
 from tqdm.auto import tqdm
 
 from tape_ds.distributed.rank_sync import RankSync
@@ -24,24 +23,26 @@ def distributed_map(work: Callable[[Job], Result], jobs: Sequence[Job]) -> list[
     Under ZeRO-3 all ranks must take part in each forward of a model: a team without a job in the last round repeats
     one, and all jobs must call the same modules in the same order. Results are pickled.
     """
-    team, teams = 0, 1
-    if torch.distributed.is_initialized():
-        team, teams = (
-            torch.distributed.get_rank() // _team_size,
-            torch.distributed.get_world_size() // _team_size,
-        )
+    ranks = RankSync()
+    team = ranks.rank // _team_size
+    teams = max(1, ranks.world // _team_size)
     results: list[Result] = []
-    hidden = None if _shows_bar and is_main_process() else True  # None: shown on a terminal only
+    # None: shown on a terminal only
+    hidden = None if _shows_bar and is_main_process() else True
     for first in tqdm(range(0, len(jobs), teams), leave=False, disable=hidden):
         for call in _on_round:
             call()
-        has_job = first + team < len(jobs)
-        result = work(jobs[first + team if has_job else first])
+        round_jobs = jobs[first : first + teams]
+        has_job = team < len(round_jobs)
+        # without one, the round's first again: its forwards have collectives
+        job = round_jobs[team] if has_job else round_jobs[0]
+        result = work(job)
         if has_job:
             results.append(result)
     if teams == 1:
         return results
-    by_team = RankSync().objects(results)[::_team_size]  # ranks of a team have the same results
+    # ranks of a team have the same results
+    by_team = ranks.objects(results)[::_team_size]
     return [by_team[number % teams][number // teams] for number in range(len(jobs))]
 
 
@@ -55,4 +56,7 @@ def on_round(call: Callable[[], None] | None, *, bar: bool = True) -> None:
     """Have all ranks call ``call`` before each round of every :func:`distributed_map` from now on; None: nothing. It
     may end the work by an exception. ``bar``: whether a terminal shows a progress bar."""
     global _shows_bar
-    _on_round[:], _shows_bar = [call] if call is not None else [], bar
+    _on_round.clear()
+    if call is not None:
+        _on_round.append(call)
+    _shows_bar = bar

@@ -64,9 +64,9 @@ class RankGroup:
 
     def largest(self, x: Tensor) -> Tensor:
         """Return the largest of all processes, entry by entry; not differentiable."""
-        found = x.detach().clone(memory_format=torch.contiguous_format)
-        comm.all_reduce(found, op=comm.ReduceOp.MAX, group=self.handle)
-        return found
+        largest = x.detach().clone(memory_format=torch.contiguous_format)
+        comm.all_reduce(largest, op=comm.ReduceOp.MAX, group=self.handle)
+        return largest
 
     def _swap(self, x: Tensor) -> Tensor:
         sent = x.contiguous()
@@ -75,16 +75,16 @@ class RankGroup:
         return received
 
     def _gather(self, x: Tensor) -> Tensor:
-        found = x.new_empty((self.size, *x.shape))
-        comm.all_gather_into_tensor(
-            found.flatten(0, 1) if x.dim() else found, x.contiguous(), group=self.handle
-        )
-        return found
+        gathered = x.new_empty((self.size, *x.shape))
+        # torch wants the pieces end to end in their first dimension; a scalar has none
+        flat = gathered.flatten(0, 1) if x.dim() else gathered
+        comm.all_gather_into_tensor(flat, x.contiguous(), group=self.handle)
+        return gathered
 
     def _reduce(self, x: Tensor) -> Tensor:
-        found = x.new_empty(x.shape[1:])
-        comm.reduce_scatter_tensor(found, x.contiguous().flatten(0, 1), group=self.handle)
-        return found
+        summed = x.new_empty(x.shape[1:])
+        comm.reduce_scatter_tensor(summed, x.contiguous().flatten(0, 1), group=self.handle)
+        return summed
 
 
 @functools.cache
@@ -111,8 +111,8 @@ class _Differentiable(torch.autograd.Function):
 def _differentiable(
     x: Tensor, forth: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    found: Tensor = _Differentiable.apply(x, forth, back)
-    return found
+    exchanged: Tensor = _Differentiable.apply(x, forth, back)
+    return exchanged
 
 
 class GroupShards(Shards):
@@ -122,7 +122,8 @@ class GroupShards(Shards):
     def __init__(self, group: RankGroup, tokens: int):
         self.group = group
         self.tokens = tokens
-        self.each = -(-tokens // group.size)  # t: T / P, rounded up
+        # t: T / P, rounded up
+        self.each = -(-tokens // group.size)
 
     def local_tokens(self, x: Tensor, filling: int | None = None, dim: int = 1) -> Tensor:
         begin = min(self.group.index * self.each, self.tokens)
@@ -130,8 +131,10 @@ class GroupShards(Shards):
         missing = self.each - own.shape[dim]
         if not missing:
             return own
-        last = x.narrow(dim, self.tokens - 1, 1)
-        tail = last if filling is None else torch.full_like(last, filling)
+        # padding looks like the last token, whose mask and position are valid ones
+        tail = x.narrow(dim, self.tokens - 1, 1)
+        if filling is not None:
+            tail = torch.full_like(tail, filling)
         return torch.cat((own, *[tail] * missing), dim=dim)
 
     def local_heads(self, count: int) -> slice:

@@ -19,6 +19,7 @@ from pathlib import Path
 from tape_ds import exit_codes
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.exit_codes import ExitCode
+from tape_ds.numbers import counted
 
 DEFAULT = "/job/hostfile"
 """The file that DeepSpeed reads if none is named and this one exists."""
@@ -46,11 +47,12 @@ class UnreachableError(UserError):
 
 def named(words: Sequence[str]) -> list[tuple[str, str]]:
     """Return the hostfiles among a command's words, each with its option."""
-    parts = [
-        part
-        for word in words
-        for part in (word.split("=", 1) if word.startswith("--hostfile=") else [word])
-    ]
+    parts: list[str] = []
+    for word in words:
+        if word.startswith("--hostfile="):
+            parts += word.split("=", 1)
+        else:
+            parts.append(word)
     return [(option, name) for option, name in pairwise(parts) if option in ("--hostfile", "-H")]
 
 
@@ -86,12 +88,12 @@ def _check_lines(option: str, name: str) -> list[Problem]:
     for number, line in enumerate(map(str.strip, text.split("\n")), 1):
         if not line or line.startswith("#"):
             continue
-        found = _LINE.fullmatch(line)
-        if found is None:
+        match = _LINE.fullmatch(line)
+        if match is None:
             wrong = f"line {number} is {line!r}: not a name, a space, and slots= with a number"
             problems.append(Problem(option, name, wrong, f"write it as {_as_meant(line)!r}"))
             continue
-        host = found["host"]
+        host = match["host"]
         if not _HOST.fullmatch(host):
             wrong = f"line {number}: {host!r} is no name of a machine"
             problems.append(
@@ -99,9 +101,9 @@ def _check_lines(option: str, name: str) -> list[Problem]:
                     option, name, wrong, "write its name or address, without a port (--ssh_port)"
                 )
             )
-        digits = found["slots"].lstrip("0")
+        digits = match["slots"].lstrip("0")
         is_count = digits != "" and len(digits) < 6 and int(digits) <= _MOST_SLOTS
-        if not is_count or found["rest"][:1].strip():
+        if not is_count or match["rest"][:1].strip():
             wrong = f"line {number} is {line!r}: no number of processes of a machine"
             problems.append(
                 Problem(option, name, wrong, f"write it as '{host} slots=8', or remove the line")
@@ -121,9 +123,10 @@ def _as_meant(line: str) -> str:
     """Return a line that DeepSpeed reads, with the name and the number of one that it does not."""
     words = [word for word in re.split(r"[\s:=,]+", line) if word and word.lower() != "slots"]
     host = next((word for word in words if not word.isdecimal()), "node1")
-    named = re.search(r"\bslots\W*(\d+)", line, re.IGNORECASE)
-    numbers = [named[1]] if named else re.findall(r"\d+", line.replace(host, "", 1))
-    return f"{host} slots={numbers[-1] if numbers else 8}"
+    # the number of slots, or any number that is not part of the name
+    numbers = re.findall(r"\bslots\W*(\d+)", line, re.IGNORECASE)[:1]
+    numbers = numbers or re.findall(r"\d+", line.replace(host, "", 1)) or ["8"]
+    return f"{host} slots={numbers[-1]}"
 
 
 def machines(options: Sequence[str]) -> dict[str, list[int]]:
@@ -140,7 +143,8 @@ def machines(options: Sequence[str]) -> dict[str, list[int]]:
         return {}
     if not given:
         raise_if_any(check(["--hostfile", name]))
-    logging.disable(logging.ERROR)  # DeepSpeed prints the file, and what it found on this machine
+    # DeepSpeed prints the file, and what it found on this machine
+    logging.disable(logging.ERROR)
     try:
         return _chosen(name, options)
     finally:
@@ -151,59 +155,46 @@ def _chosen(name: str, options: Sequence[str]) -> dict[str, list[int]]:
     from deepspeed.launcher import runner
 
     arguments = runner.parse_args([*options, "a script"])
-    problems = []
+    option = "--include" if arguments.include else "--exclude"
     chosen = arguments.include or arguments.exclude
     if chosen and (arguments.num_nodes >= 0 or arguments.num_gpus >= 0):
         remedy = "give --num_nodes and --num_gpus, or --include or --exclude"
-        problems.append(
-            Problem(
-                "--include" if arguments.include else "--exclude",
-                chosen,
-                "not with a number",
-                remedy,
-            )
-        )
-        raise_if_any(problems)
+        raise UserError(Problem(option, chosen, "not with a number", remedy))
     try:
         pool = runner.fetch_hostfile(name)
-        found = runner.parse_inclusion_exclusion(pool, arguments.include, arguments.exclude)
+        slots = runner.parse_inclusion_exclusion(pool, arguments.include, arguments.exclude)
     except ValueError as error:
         remedy = f"write node1@node2:0,1, of the machines in {name}: {', '.join(pool)}"
-        if any("@" in host for host in pool):
+        if "@" in "".join(pool):
             remedy += "; @ separates machines here: put a machine's user into ~/.ssh/config"
-        raise UserError(
-            Problem("--include" if arguments.include else "--exclude", chosen, str(error), remedy)
-        ) from error
-    if arguments.num_nodes > len(found):  # DeepSpeed would take fewer
-        has = f"{name} has {len(found)}: {', '.join(found)}"
+        raise UserError(Problem(option, chosen, str(error), remedy)) from error
+    # DeepSpeed would take fewer
+    if arguments.num_nodes > len(slots):
+        has = f"{name} has {len(slots)}: {', '.join(slots)}"
         raise UserError(
             Problem(
                 "--num_nodes", arguments.num_nodes, has, "give that many, or name the others there"
             )
         )
-    found = runner.apply_num_nodes_and_gpus(found, arguments.num_nodes, arguments.num_gpus)
-    if not found:
+    slots = runner.apply_num_nodes_and_gpus(slots, arguments.num_nodes, arguments.num_gpus)
+    if not slots:
         raise UserError(Problem("--exclude", chosen, "no machine is left", "exclude fewer"))
-    if (
-        not arguments.no_ssh
-        and (len(found) > 1 or arguments.force_multi)
-        and shutil.which("pdsh") is None
-    ):
-        remedy = (
-            "install it (apt install pdsh), or start each machine with --no_ssh (docs/cluster.md)"
-        )
-        problems.append(
+    if arguments.no_ssh:
+        return dict(slots)
+    # on this machine alone DeepSpeed starts the ranks itself
+    by_pdsh = len(slots) > 1 or arguments.force_multi
+    if by_pdsh and shutil.which("pdsh") is None:
+        raise UserError(
             Problem(
                 "--hostfile",
                 name,
                 "DeepSpeed starts its machines with pdsh, not installed here",
-                remedy,
+                "install it (apt install pdsh), or start each machine with --no_ssh (docs/cluster.md)",
             )
         )
-        raise_if_any(problems)
-    if not arguments.no_ssh and not arguments.no_ssh_check:
-        check_reachable(name, found, arguments.ssh_port)
-    return dict(found)
+    if not arguments.no_ssh_check:
+        check_reachable(name, slots, arguments.ssh_port)
+    return dict(slots)
 
 
 def check_reachable(
@@ -224,16 +215,16 @@ def check_reachable(
                 remedy,
             )
         )
-    count = "1 machine" if len(hosts) == 1 else f"{len(hosts)} machines"
-    waits = f"tape-ds: asking {count} of {name} by ssh, for {SECONDS:g} s at most"
+    asked = counted(len(hosts), "machine")
+    waits = f"tape-ds: asking {asked} of {name} by ssh, for {SECONDS:g} s at most"
     print(waits, file=sys.stderr, flush=True)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         answers = pool.map(lambda host: _why_not(host, port), hosts)
         problems = []
         for host, wrong in zip(hosts, answers, strict=True):
             if wrong is not None:
-                asked = " ".join(_question(host, port))
-                remedy = f"make this print a name: {asked} (docs/cluster.md has ssh's messages), or leave it out"
+                question = " ".join(_question(host, port))
+                remedy = f"make this print a name: {question} (docs/cluster.md has ssh's messages), or leave it out"
                 problems.append(
                     Problem("--hostfile", name, f"{host} does not answer ({wrong})", remedy)
                 )
@@ -263,7 +254,8 @@ def _why_not(host: str, port: int | None) -> str | None:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            errors="replace",  # a machine's banner has any encoding
+            # a machine's banner has any encoding
+            errors="replace",
             timeout=SECONDS,
         )
     except subprocess.TimeoutExpired:

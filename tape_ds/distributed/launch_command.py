@@ -1,6 +1,7 @@
 """The training commands of ``tape-ds``, and which of their words DeepSpeed's launcher takes."""
 
 from collections.abc import Sequence
+from itertools import islice
 
 TRAINING = {
     "extend": "extend_llama",
@@ -32,15 +33,17 @@ OPTION_NAMES = {"--gpus": "--num_gpus"}
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the words that DeepSpeed's launcher takes, and all others."""
-    options, rest, waiting = [], [], list(words)
-    while waiting:
-        word = waiting.pop(0)
+    options: list[str] = []
+    rest: list[str] = []
+    waiting = iter(words)
+    for word in waiting:
         given, equals, value = word.partition("=")
         name = OPTION_NAMES.get(given, given)
         if name not in DEEPSPEED_OPTIONS:
             rest.append(word)
             continue
         options.append(name + equals + value)
-        if DEEPSPEED_OPTIONS[name] and not equals and waiting:
-            options.append(waiting.pop(0))
+        # its value is the next word, if there is one
+        if DEEPSPEED_OPTIONS[name] and not equals:
+            options += islice(waiting, 1)
     return options, rest

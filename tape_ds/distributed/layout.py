@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from tape_ds.errors import Problem
 
-SEQUENCE, TENSOR = "sequence_parallel_size", "tensor_parallel_size"
-"""Fields of every recipe."""
-
+# fields of every recipe
+SEQUENCE = "sequence_parallel_size"
+TENSOR = "tensor_parallel_size"
 
 Offload = Literal["none", "cpu", "nvme"]
 Layers = Literal[1, "selective"]
@@ -24,12 +24,17 @@ class Engine:
     DeepSpeed's own."""
 
     reduce_bucket: int = 200_000_000
-    overlap: bool = True  # communication overlaps computation: ZeRO-1 and 2 then have two buckets
+    # communication overlaps computation: ZeRO-1 and 2 then have two buckets
+    overlap: bool = True
     prefetch_bucket: int = 50_000_000
-    max_live: int = 1_000_000_000  # ZeRO-3: gathered weights that may be there at once
-    persistence: int = 100_000  # ZeRO-3: smaller parameters are never given back
-    sub_group: int = 1_000_000_000  # ZeRO-3: weights that the optimizer steps on at once
-    secondary: int = 1  # ZeRO++ (hpZ): ranks that share a second copy of the weights; 1: none
+    # ZeRO-3: gathered weights that may be there at once
+    max_live: int = 1_000_000_000
+    # ZeRO-3: smaller parameters are never given back
+    persistence: int = 100_000
+    # ZeRO-3: weights that the optimizer steps on at once
+    sub_group: int = 1_000_000_000
+    # ZeRO++ (hpZ): ranks that share a second copy of the weights; 1: none
+    secondary: int = 1
 
     @classmethod
     def zero_3(cls, hidden: int) -> "Engine":
@@ -46,17 +51,20 @@ class Layout:
         ValueError: the processes cannot be divided into such groups, or both ``sequence`` and ``tensor`` are above 1.
     """
 
-    world: int = 1  # processes
+    # processes
+    world: int = 1
     sequence: int = 1
     """Processes that share the tokens of the same sequences (Ulysses); ZeRO shards over them too."""
-    tensor: int = 1  # processes that share every layer's heads and columns
-    zero: int | None = (
-        None  # ZeRO stage; None trains without an engine, on fp32 weights under autocast
-    )
-    micro_batch: int = 1  # sequences of a forward, in each of the `data` groups
+    # processes that share every layer's heads and columns
+    tensor: int = 1
+    # ZeRO stage; None trains without an engine, on fp32 weights under autocast
+    zero: int | None = None
+    # sequences of a forward, in each of the `data` groups
+    micro_batch: int = 1
     checkpoint_layers: Layers | None = None
     """How blocks are computed again for the backward (:mod:`tape_ds.methods.recompute`); None: they are not."""
-    offload_checkpoints: bool = False  # the inputs of those blocks wait in the host's memory
+    # the inputs of those blocks wait in the host's memory
+    offload_checkpoints: bool = False
     offload_optimizer: Offload = "none"
     offload_weights: Offload = "none"
     mlp_tiles: int = 1
@@ -100,11 +108,10 @@ class Layout:
 
     def shards(self, stage: int = 0) -> int:
         """Number of shards of what ZeRO ``stage`` partitions; of what every stage does without one."""
-        return (
-            self.world // self.tensor
-            if stage == 0 or (self.zero is not None and self.zero >= stage)
-            else 1
-        )
+        # each piece of a model that is cut has shards of its own
+        if stage == 0 or (self.zero is not None and self.zero >= stage):
+            return self.world // self.tensor
+        return 1
 
     def flags(self) -> dict[str, str]:
         """Return the fields of a recipe for this layout, as a command line takes them."""
@@ -128,11 +135,14 @@ class Layout:
 
     def command_line(self, other: "Layout | None" = None) -> str:
         """Return the flags that turn a recipe of the layout ``other`` (None: any recipe) into this one."""
-        before, always = (other or Layout()).flags(), ("deepspeed", "per_device_train_batch_size")
-        own = self.flags().items()
-        return " ".join(
-            f"--{name} {value}" for name, value in own if name in always or value != before[name]
-        )
+        before = (other or Layout()).flags()
+        words = []
+        for name, value in self.flags().items():
+            # recipes have different values of these two
+            is_always = name in ("deepspeed", "per_device_train_batch_size")
+            if is_always or value != before[name]:
+                words.append(f"--{name} {value}")
+        return " ".join(words)
 
 
 def check_heads(
@@ -142,11 +152,12 @@ def check_heads(
 
     Each takes the same number of query heads: whole key/value groups, or a part of one.
     """
-    fitting = [
-        each
-        for each in range(1, heads + 1)
-        if heads % each == 0 and (key_value_heads % each == 0 or each % key_value_heads == 0)
-    ]
+    fitting = []
+    for ranks in range(1, heads + 1):
+        # several key/value heads for each rank, or several ranks for each of them
+        fits_groups = key_value_heads % ranks == 0 or ranks % key_value_heads == 0
+        if heads % ranks == 0 and fits_groups:
+            fitting.append(ranks)
     if size not in fitting:
         wrong = f"{size} processes cannot share the model's {heads} query heads on {key_value_heads} key/value heads"
         yield Problem(field, size, wrong, f"give one of: {', '.join(map(str, fitting))}")

@@ -11,12 +11,17 @@ class ProcessInfo:
     """One process of a job; None: not set by its launcher."""
 
     rank: int
-    world: int  # number of ranks in the job
+    # number of ranks in the job
+    world: int
     local_rank: int
-    on_node: int | None  # number of ranks on its machine
-    node: int | None  # index of its machine (`--node_rank`)
-    nodes: int | None  # number of machines
-    host: str  # hostname
+    # number of ranks on its machine
+    on_node: int | None
+    # index of its machine (`--node_rank`)
+    node: int | None
+    # number of machines
+    nodes: int | None
+    # hostname
+    host: str
 
     @property
     def is_single_node(self) -> bool:
@@ -30,7 +35,9 @@ class ProcessInfo:
 
     @property
     def machine(self) -> str:
-        return self.host if self.node is None else f"node_rank {self.node} ({self.host})"
+        if self.node is None:
+            return self.host
+        return f"node_rank {self.node} ({self.host})"
 
 
 def current(environ: Mapping[str, str] | None = None) -> ProcessInfo:
@@ -38,9 +45,10 @@ def current(environ: Mapping[str, str] | None = None) -> ProcessInfo:
     variables = os.environ if environ is None else environ
 
     def number(*names: str) -> int | None:
-        return next(
-            (int(variables[name]) for name in names if variables.get(name, "").isdigit()), None
-        )
+        for name in names:
+            if variables.get(name, "").isdigit():
+                return int(variables[name])
+        return None
 
     # names set by DeepSpeed's launch.py, then torchrun's, then srun's
     return ProcessInfo(

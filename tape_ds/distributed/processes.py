@@ -22,12 +22,13 @@ def share_cores() -> None:
     """
     if "OMP_NUM_THREADS" in os.environ or torch.cuda.is_available():
         return
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    own = max(1, cores // int(os.environ.get("LOCAL_SIZE", "1")))
-    torch.set_num_threads(own)
-    os.environ["OMP_NUM_THREADS"] = str(own)
+    cores = os.cpu_count() or 1
+    # those that a container or scheduler leaves to this process
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    share = max(1, cores // int(os.environ.get("LOCAL_SIZE", "1")))
+    torch.set_num_threads(share)
+    os.environ["OMP_NUM_THREADS"] = str(share)
 
 
 def leave_process_group() -> None:
@@ -55,5 +56,6 @@ def peak_memory_bytes(device: torch.device) -> int:
     thing: since it began): allocated by torch on a CUDA device, resident on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2) of either system
+    # getrusage(2) of either system
+    unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

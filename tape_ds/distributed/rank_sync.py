@@ -20,10 +20,10 @@ def join(timeout: timedelta | None = None) -> Any:
     hour."""
     world = distributed.group.WORLD
     if world not in _groups:
-        is_gloo = distributed.get_backend() == "gloo"
-        _groups[world] = (
-            world if is_gloo else distributed.new_group(backend="gloo", timeout=timeout)
-        )
+        group = world
+        if distributed.get_backend() != "gloo":
+            group = distributed.new_group(backend="gloo", timeout=timeout)
+        _groups[world] = group
     return _groups[world]
 
 

@@ -64,7 +64,8 @@ class Rendezvous:
         Raises:
             UserError: some did not come, one cannot start, or they were not started as one job; on all ranks.
         """
-        process, notice = self.process, NOTICE_SECONDS
+        process = self.process
+        notice = NOTICE_SECONDS
         try:
             if self._stage == 0:
                 world = self.store.compare_set("world", "", str(process.world)).decode()
@@ -75,10 +76,8 @@ class Rendezvous:
                     remedy = "start all machines with the same hostfile, --include and --num_nodes, or --nnodes"
                     raise UserError(Problem("WORLD_SIZE", process.world, wrong, remedy))
                 if self.store.add(f"entered/{process.rank}", 1) > 1:
-                    wrong, remedy = (
-                        f"another process is rank {process.rank} already",
-                        "number the machines from 0",
-                    )
+                    wrong = f"another process is rank {process.rank} already"
+                    remedy = "number the machines from 0"
                     raise UserError(Problem("--node_rank", process.node, wrong, remedy))
             self._stage += 1
             keys = [f"{self._stage}/{rank}" for rank in range(process.world)]
@@ -88,7 +87,8 @@ class Rendezvous:
                 if self.store.add(f"{self._stage}", 0) >= process.world:
                     return [value.decode() for value in self.store.multi_get(keys)]
                 if self.store.check(["failed"]):
-                    raise NotTogether([])  # `end` reports the others' problems
+                    # `end` reports the others' problems
+                    raise NotTogether([])
                 if process.rank == 0 and waited > notice:
                     print(f"waiting for {self._missing()} since {waited:.0f} s", flush=True)
                     notice += NOTICE_SECONDS
@@ -127,28 +127,33 @@ class Rendezvous:
         Rank 0 prints it and waits until all ranks know. A rank that rank 0 did not answer, or that failed in another
         way, prints its own.
         """
+        # as JSON has them, to be compared with what comes back
         problems = [
-            [each.field, redacted(str(each.value)), each.wrong, each.remedy]
-            for each in error.problems
+            [problem.field, redacted(str(problem.value)), problem.wrong, problem.remedy]
+            for problem in error.problems
         ]
-        first, holds_store, answered = problems, self.process.rank == 0, False
+        first_problems = problems
+        holds_store = self.process.rank == 0
+        answered = False
         linger = LEAVE_SECONDS if problems and isinstance(error, NotTogether) else LINGER_SECONDS
-        until = time.monotonic() + linger + (0 if holds_store else LEAVE_SECONDS)
-        with contextlib.suppress(RuntimeError):  # the store is gone, and rank 0 with it
-            report = json.dumps([self.process.machine, error.exit_code, problems])
-            report = (
-                self.store.compare_set("failed", "", report)
-                if problems
-                else self.store.get("failed")
-            ).decode()
-            machine, code, first = json.loads(report)
-            if problems != first:
-                error = UserError(
-                    [
-                        *error.problems,
-                        *(Problem(f"{field} on {machine}", *others) for field, *others in first),
-                    ]
-                )
+        # rank 0 answers at the end of its time at the latest
+        if not holds_store:
+            linger += LEAVE_SECONDS
+        until = time.monotonic() + linger
+        # the store is gone, and rank 0 with it
+        with contextlib.suppress(RuntimeError):
+            # the first rank that fails sets it, and every rank reads that one's
+            if problems:
+                report = json.dumps([self.process.machine, error.exit_code, problems])
+                report = self.store.compare_set("failed", "", report).decode()
+            else:
+                report = self.store.get("failed").decode()
+            machine, code, first_problems = json.loads(report)
+            if problems != first_problems:
+                all_problems = [*error.problems]
+                for field, *others in first_problems:
+                    all_problems.append(Problem(f"{field} on {machine}", *others))
+                error = UserError(all_problems)
             error.exit_code = code
             self.store.add("ended", 1)
             while not answered and time.monotonic() < until:
@@ -157,10 +162,13 @@ class Rendezvous:
                 else:
                     answered = self.store.check(["reported"])
                 time.sleep(POLL_SECONDS)
-            if holds_store:  # a launcher may end everything with the first process that exits
+            # a launcher may end everything with the first process that exits
+            if holds_store:
                 self.store.set("reported", "")
-                time.sleep(2 * POLL_SECONDS)  # the store ends with this process
-        error.on_one_rank = self.process.leads_node and not (answered and problems in ([], first))
+                # the store ends with this process
+                time.sleep(2 * POLL_SECONDS)
+        is_printed_there = answered and problems in ([], first_problems)
+        error.on_one_rank = self.process.leads_node and not is_printed_there
         return error
 
 
@@ -182,7 +190,8 @@ def report_failures(main: Callable[..., int | None]) -> Callable[..., int | None
         try:
             return main(*args, **kwargs)
         except UserError as error:
-            reported, process = _report(error), process_info.current()
+            reported = _report(error)
+            process = process_info.current()
             if reported.exit_code == ExitCode.USER_ERROR:
                 exit_codes.leave(ExitCode.USER_ERROR)
             if process.leads_node and process.rank != 0 and not reported.on_one_rank:
@@ -210,16 +219,20 @@ def _report(error: UserError) -> UserError:
     # slow to import, and a single machine may only have a typo to report
     from torch import distributed
 
-    if distributed.is_initialized():  # the others wait in a collective, and see it break
+    # the others wait in a collective, and see it break
+    if distributed.is_initialized():
         return error
     error.on_one_rank = process.leads_node
-    if _meeting is None and isinstance(error, NotTogether):  # rank 0 was not reached
+    # rank 0 was not reached
+    if _meeting is None and isinstance(error, NotTogether):
         return error
     try:
         meeting = current(ANSWER_SECONDS)
     except UserError:
         return error
-    return error if meeting is None else meeting.end(error)
+    if meeting is None:
+        return error
+    return meeting.end(error)
 
 
 def current(seconds: float) -> Rendezvous | None:
@@ -233,9 +246,11 @@ def current(seconds: float) -> Rendezvous | None:
     process = process_info.current()
     if _meeting is not None or process.is_single_node or "MASTER_ADDR" not in os.environ:
         return _meeting
-    from torch import distributed  # see `_report`
+    # see `_report`
+    from torch import distributed
 
-    address, port_text = os.environ["MASTER_ADDR"], os.environ.get("MASTER_PORT", "")
+    address = os.environ["MASTER_ADDR"]
+    port_text = os.environ.get("MASTER_PORT", "")
     if not port_text.isdecimal():
         remedy = "set it, to the same free port on all machines"
         raise UserError(
@@ -267,6 +282,7 @@ def current(seconds: float) -> Rendezvous | None:
             raise
         remedy = "give another one, the same everywhere"
         raise UserError(Problem("--master_port", port, "taken on this machine", remedy)) from error
+    # an agent keeps its store when it starts the ranks again: keys of an earlier start must not count
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     _meeting = Rendezvous(distributed.PrefixStore(f"rendezvous-{attempt}", store), process)
     return _meeting

@@ -25,14 +25,15 @@ import torch
 from torch import Tensor, nn
 
 from tape_ds.distributed import vocabulary
-from tape_ds.distributed.cuts import cut, cut_of
+from tape_ds.distributed.cuts import cut_of, cut_parameter
 from tape_ds.distributed.group import GroupShards, RankGroup
 from tape_ds.distributed.layout import TENSOR, Layout, check_cuts
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models.output_head import OutputHead
 
-COLUMNS, ROWS = "colwise", "rowwise"
+COLUMNS = "colwise"
+ROWS = "rowwise"
 _DIMENSION = {
     COLUMNS: {"weight": 0, "bias": 0, "lora_A": None, "lora_B": 0},
     ROWS: {"weight": 1, "lora_A": 1, "lora_B": None},
@@ -61,28 +62,33 @@ def use_tensor_parallelism(
         raise ValueError(f"{type(model).__name__} has no tensor_parallel_plan")
     raise_if_any(list(check_cuts(bare.config, layout.tensor)))
     plan: Mapping[str, str] = bare.tensor_parallel_plan
-    patterns = [
-        (re.compile(re.escape(name).replace(r"\*", r"\d+")), style) for name, style in plan.items()
-    ]
     modules = dict(bare.named_modules())
-    planned = [
-        (style, name) for name in modules for pattern, style in patterns if pattern.fullmatch(name)
-    ]
+    planned = []
+    for name in modules:
+        for pattern, style in plan.items():
+            # a * is the number of a layer
+            if re.fullmatch(re.escape(pattern).replace(r"\*", r"\d+"), name):
+                planned.append((style, name))
     for style, name in planned:
         if problem := _check(style, name, modules[name], layout.tensor):
             raise UserError(problem)
 
     group = RankGroup.of(layout, rank, timeout)
     # pieces of different weights, put side by side, would show nowhere else
-    sums = [float(each.detach().sum(dtype=torch.float64)) for each in model.parameters()]
+    sums = [float(weight.detach().sum(dtype=torch.float64)) for weight in model.parameters()]
     if any(others != sums for others in RankSync().numbers(sums)):
         raise RuntimeError("the processes that are to share the model hold different weights")
     part = vocabulary.VocabularyShard(group, tuple(_sizes(bare.config.vocab_size, group.size)))
     sharding = ModelSharding(part, bare.config)
     for style, name in planned:
-        if style != "key_value" or sharding.cuts_key_heads:
-            _cut(modules[name], COLUMNS if style == "key_value" else style, part)
+        if style == "key_value":
+            # fewer heads than processes: all of them in each
+            if not sharding.cuts_key_heads:
+                continue
+            style = COLUMNS
+        _cut(modules[name], style, part)
     for parameter in model.parameters():
+        # each process has only its tokens' part of the gradient of what is whole
         if parameter.requires_grad and cut_of(parameter) is None:
             parameter.register_hook(group.sum)
     sharding.attach(bare.base_model)
@@ -108,9 +114,8 @@ def _check(style: str, place: str, module: nn.Module, size: int) -> Problem | No
 def _kind(name: str) -> str | None:
     """Return which of a linear map's parameters this is, whatever wraps it; None: of an unknown kind."""
     if ".lora_" in f".{name}":
-        return next(
-            (kind for kind in ("lora_A", "lora_B") if name.endswith(f"{kind}.default.weight")), None
-        )
+        adapter = re.search(r"(lora_[AB])\.default\.weight$", name)
+        return adapter and adapter[1]
     end = name.rpartition(".")[2]
     return end if end in ("weight", "bias") else None
 
@@ -126,14 +131,17 @@ def _cut(module: nn.Module, style: str, part: vocabulary.VocabularyShard) -> Non
             kind = _kind(name)
             dim = None if kind is None else _DIMENSION[style][kind]
             if dim is not None:
-                cut(parameter, dim, _sizes(parameter.shape[dim], part.group.size), part.group)
+                cut_parameter(
+                    parameter, dim, _sizes(parameter.shape[dim], part.group.size), part.group
+                )
     for layer in module.modules():
         if style == "vocabulary" and isinstance(layer, nn.Embedding | OutputHead):
             for parameter in layer.parameters():
-                cut(parameter, 0, part.sizes, part.group)
+                cut_parameter(parameter, 0, part.sizes, part.group)
             if isinstance(layer, OutputHead):
                 layer.part = part
             elif layer.padding_idx is not None:
+                # torch keeps this row's gradient at zero, in the process that has it
                 inside = part.begin <= layer.padding_idx < part.end
                 layer.padding_idx = layer.padding_idx - part.begin if inside else None
         if isinstance(layer, nn.Linear):
@@ -150,11 +158,12 @@ class ModelSharding:
 
     def __init__(self, part: vocabulary.VocabularyShard, config: Any):
         self.part = part
-        self.heads, self.groups = config.num_attention_heads, config.num_key_value_heads
-        index, size = part.group.index, part.group.size
+        self.heads = config.num_attention_heads
+        self.groups = config.num_key_value_heads
+        size = part.group.size
         self.cuts_key_heads = self.groups % size == 0
         """Else every process has all of the key/value heads, which are fewer than the processes, and reads one."""
-        first = index * self.groups // size
+        first = part.group.index * self.groups // size
         self.local_groups = slice(first, first + max(1, self.groups // size))
         """Key/value heads that this process's query heads read."""
         self.shards = TensorShards(part.group, 0)
@@ -198,18 +207,19 @@ class ModelSharding:
         if start is not None and start.dim() == 4 and start.shape[1] > 1:
             start = start[:, self.local_groups]
         if state is not None:
-            copies = 1 if self.cuts_key_heads else self.part.group.size // self.groups
-            state = shards.to_heads(state.repeat_interleave(copies, dim=1) if copies > 1 else state)
+            # a head for each process that reads it
+            if not self.cuts_key_heads:
+                state = state.repeat_interleave(self.part.group.size // self.groups, dim=1)
+            state = shards.to_heads(state)
         inputs = inputs._replace(start=start, heads=shards.local_heads(self.heads))
         return (shards.gather(x_BtD), state, inputs), named
 
     def _after_attention(self, _: nn.Module, __: Any, output: tuple[Any, ...]) -> tuple[Any, ...]:
         out_BTD, weights, attended = output
-        return (
-            self.shards.scatter(out_BTD),
-            weights,
-            None if attended is None else self.shards.all_heads(attended),
-        )
+        out_BtD = self.shards.scatter(out_BTD)
+        if attended is not None:
+            attended = self.shards.all_heads(attended)
+        return out_BtD, weights, attended
 
     def _local_key_heads(self, _: nn.Module, __: Any, x_BTC: Tensor, head_dim: int) -> Tensor:
         """All key/value heads -> the one that this process's query heads read."""

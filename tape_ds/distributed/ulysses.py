@@ -79,14 +79,16 @@ class UlyssesShards(GroupShards):
         The first are the queries; query head i reads key/value head i // (h / g).
         """
         size = self.group.size
-        by_head = []
-        for x in tensors_BHtK:
-            copies = max(1, size // x.shape[1])  # several processes read one key/value head
-            by_head.append(x.repeat_interleave(copies, dim=1) if copies > 1 else x)
-        shapes = [(x.shape[1] // size, x.shape[3]) for x in by_head]
-        parts = [
-            x_BXtC.unflatten(1, (size, -1)).permute(1, 0, 3, 2, 4).flatten(3) for x_BXtC in by_head
-        ]
+        shapes = []
+        parts = []
+        for x_BXtC in tensors_BHtK:
+            # several processes read one key/value head
+            copies = size // x_BXtC.shape[1]
+            if copies > 1:
+                x_BXtC = x_BXtC.repeat_interleave(copies, dim=1)
+            shapes.append((x_BXtC.shape[1] // size, x_BXtC.shape[3]))
+            # [B, H, t, C] -> [P, B, t, h C]: heads of a process together, so that tensors can be one message
+            parts.append(x_BXtC.unflatten(1, (size, -1)).permute(1, 0, 3, 2, 4).flatten(3))
         whole_BTC = self.join(self.group.swap(torch.cat(parts, dim=-1)), dim=1)
         pieces = whole_BTC.split([heads * width for heads, width in shapes], dim=-1)
         return [

@@ -81,7 +81,9 @@ class VocabularyShard:
         loss, others = _Loss.apply(
             hidden_ND, weight, targets_N, ignore_index, self, wanted, given_N, cap
         )
-        return loss if given_N is None else torch.cat((loss[None], others))
+        if given_N is None:
+            return loss
+        return torch.cat((loss[None], others))
 
     @torch.no_grad()
     def separate_losses(
@@ -139,13 +141,15 @@ class _Loss(torch.autograd.Function):
         given_N: Tensor | None,
         cap: float | None,
     ) -> tuple[Tensor, Tensor]:
-        for_hidden, for_weight = wanted  # torch's needs_input_grad is true under no_grad as well
+        # torch's needs_input_grad is true under no_grad as well
+        for_hidden, for_weight = wanted
         dtype = chunked.product_dtype(hidden_ND)
         loss = hidden_ND.new_zeros((), dtype=chunked.softmax_dtype(hidden_ND))
         others = loss.new_zeros(2)
         d_hidden_ND = torch.zeros_like(hidden_ND) if for_hidden else None
         sum_vD: Tensor | None = None
-        weight, ignored_N = weight_vD.to(dtype), targets_N == ignore_index
+        weight = weight_vD.to(dtype)
+        ignored_N = targets_N == ignore_index
         # not of its own piece: all must exchange equally long chunks
         chunk = chunked.chunk_tokens(max(part.sizes))
         # the same in every process: they have the same sequences
@@ -158,12 +162,12 @@ class _Loss(torch.autograd.Function):
                 ignored_C1 = ignored_N[rows, None]
                 hidden_CD = hidden_ND[rows].to(dtype).masked_fill(ignored_C1, 0)
                 logits_Cv = (hidden_CD @ weight.t()).to(loss.dtype)
-                found = part.normalise(logits_Cv, targets_N[rows])
-                losses_C = found.losses_C.masked_fill(ignored_C1[:, 0], 0)
+                softmax = part.normalise(logits_Cv, targets_N[rows])
+                losses_C = softmax.losses_C.masked_fill(ignored_C1[:, 0], 0)
                 # the loss's derivative in this process's logits
-                slope_Cv = found.p_Cv
-                target = (~found.absent_C[:, None]).to(slope_Cv.dtype)
-                slope_Cv.scatter_add_(-1, found.local_C[:, None], target.neg())
+                slope_Cv = softmax.p_Cv
+                target = (~softmax.absent_C[:, None]).to(slope_Cv.dtype)
+                slope_Cv.scatter_add_(-1, softmax.local_C[:, None], target.neg())
                 if given_N is None:
                     loss += losses_C.sum()
                 else:
@@ -178,7 +182,8 @@ class _Loss(torch.autograd.Function):
                     d_hidden_ND[rows] = slope_Cv @ weight
                 if for_weight:
                     sum_vD = chunked.add_product(sum_vD, slope_Cv.t(), hidden_CD)
-        if for_weight:  # a sum over all tokens, not a mean yet: fp16 could not hold it
+        # a sum over all tokens, not a mean yet: fp16 could not hold it
+        if for_weight:
             kept = torch.float32 if weight_vD.dtype == torch.float16 else weight_vD.dtype
             sum_vD = torch.zeros_like(weight_vD) if sum_vD is None else sum_vD.to(kept)
         ctx.save_for_backward(d_hidden_ND, sum_vD)
@@ -188,8 +193,9 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        found = [
-            None if gradient is None else chunked.scaled_gradient(gradient, gradients[0], dtype)
-            for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        ]
-        return (*found, None, None, None, None, None, None)
+        scaled = []
+        for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True):
+            if gradient is not None:
+                gradient = chunked.scaled_gradient(gradient, gradients[0], dtype)
+            scaled.append(gradient)
+        return (*scaled, None, None, None, None, None, None)

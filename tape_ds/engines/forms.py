@@ -66,10 +66,12 @@ def form_of(config: Mapping[str, Any]) -> RopeForm:
         return RopeForm(family, (OWN_CODE,))
     newer = config.get("rope_parameters")
     older = config.get("rope_scaling")
+    # transformers reads the older key first where a file has both
     stated = older or newer or {}
     if any(isinstance(value, Mapping) for value in stated.values()):
         return RopeForm(family, (BY_LAYER,))
 
+    # "type" is what transformers wrote before 4.45
     kind = stated.get("rope_type") or stated.get("type") or "default"
     theta = (
         stated.get("rope_theta")
@@ -100,18 +102,19 @@ def _scaling(kind: str, stated: Mapping[str, Any]) -> str:
 
 
 def _of_yarn(stated: Mapping[str, Any], length: int | None) -> list[str]:
-    found = _of_attention(stated)
+    traits = _of_attention(stated)
+    # by name with the default, or not at all, is the same model; but one engine has other defaults
     named = {name: stated[name] for name in BETAS if stated.get(name) is not None}
     if any(value != BETAS[name] for name, value in named.items()):
-        found.append("yarn_betas")
+        traits.append("yarn_betas")
     if len(named) < len(BETAS):
-        found.append("yarn_betas_unnamed")
+        traits.append("yarn_betas_unnamed")
     window = stated.get(WINDOW)
     if window is None:
-        found.append("yarn_length_unnamed")
+        traits.append("yarn_length_unnamed")
     elif length is not None and _reaches(stated.get("factor"), window) < length:
-        found.append("yarn_beyond_factor")
-    return found
+        traits.append("yarn_beyond_factor")
+    return traits
 
 
 def _reaches(factor: float | None, window: float) -> float:
@@ -128,16 +131,20 @@ def _of_attention(stated: Mapping[str, Any]) -> list[str]:
     said_twice = (
         multiple is not None and ratio is not None and math.isclose(ratio, multiple, rel_tol=1e-6)
     )
+    # a factor that only these names have is lost on an engine that reads attention_factor
     if stated.get("attn_factor") is not None or (ratio is not None and not said_twice):
         return ["yarn_other_attention"]
     if multiple is None:
         return []
-    return ["yarn_attention_twice" if said_twice else "yarn_attention"]
+    if said_twice:
+        return ["yarn_attention_twice"]
+    return ["yarn_attention"]
 
 
 def _mscale_ratio(stated: Mapping[str, Any]) -> float | None:
     """Return the factor on attention of ``mscale`` and ``mscale_all_dim`` as a multiple of YaRN's default; None where
     they are not both given."""
+    # DeepSeek's names, whose quotient is the factor
     mscale = stated.get("mscale")
     all_dim = stated.get("mscale_all_dim")
     if not mscale or not all_dim or stated.get("factor") is None:
@@ -160,6 +167,7 @@ def own_attention_factor(stated: Mapping[str, Any]) -> float | None:
 
 def _spelling(config: Mapping[str, Any], kind: str, theta: float) -> list[str]:
     """Return which of the two spellings is alone, where an engine that reads the other one would miss something."""
+    # an engine that reads nothing computes the same
     if kind == "default" and theta == _UNSAID_BASE:
         return []
     says_older = config.get("rope_theta") is not None and (

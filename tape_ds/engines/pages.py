@@ -1,7 +1,8 @@
 """The table of engines as Markdown: for the card of a model, and for the book."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
+from itertools import filterfalse
 from typing import Any
 
 from tape_ds.engines.forms import TRAITS, RopeForm
@@ -34,26 +35,27 @@ def of_config(config: Mapping[str, Any]) -> str:
     """Return a table of what each engine computes of a ``config.json``."""
     rows = []
     for verdict in verdicts(config):
-        joint = " " if verdict.result == "flag" else ": "
-        said = joint + "; ".join(map(in_code, verdict.says)) if verdict.says else ""
-        rows.append((verdict.engine.label, _WORDS[verdict.result] + said))
+        words = _WORDS[verdict.result]
+        if verdict.says:
+            # "right with --flag", but "refused: why"
+            words += " " if verdict.result == "flag" else ": "
+            words += "; ".join(map(in_code, verdict.says))
+        rows.append((verdict.engine.label, words))
     return markdown_table(("engine", "RoPE of this folder"), rows, "l")
 
 
-def of_exported(families: Iterable[str] = ("llama",)) -> str:
+def of_exported(families: Collection[str] = ("llama",)) -> str:
     """Return a table of what each engine computes of an exported folder of these model types, by scaling."""
+    # two kinds of families, of which export writes different files
+    said_twice = list(filter(families.__contains__, _SAID_TWICE))
+    others = list(filterfalse(_SAID_TWICE.__contains__, families))
     rows = []
     for engine in engines().values():
         for group in engine.groups:
-            said_twice = [
-                family for family in _SAID_TWICE if family in families and family in group.families
-            ]
-            others = [
-                family
-                for family in families
-                if family in group.families and family not in _SAID_TWICE
-            ]
-            rows += [_row(engine, group, shown) for shown in (said_twice, others) if shown]
+            for kind in (said_twice, others):
+                shown = list(filter(group.families.__contains__, kind))
+                if shown:
+                    rows.append(_row(engine, group, shown))
     head = ("engine", "right", "right with a flag", "refused", "**silently wrong**", "tried")
     return markdown_table(head, rows, "l")
 
@@ -61,17 +63,20 @@ def of_exported(families: Iterable[str] = ("llama",)) -> str:
 def _row(engine: ServingEngine, group: CellGroup, families: list[str]) -> tuple[str, ...]:
     by_result: dict[str, dict[tuple[str, ...], list[str]]] = {result: {} for result in _WORDS}
     for scaling, traits in EXPORTED.items():
+        # families of one group are computed alike: the first is enough
         if families[0] not in _SAID_TWICE:
             traits = tuple(trait.removesuffix("_twice") for trait in traits)
         verdict = computed_of(engine, RopeForm(families[0], traits))
         by_result[verdict.result].setdefault(_said(verdict), []).append(scaling)
     cells = {}
     for result, said in by_result.items():
-        cells[result] = "; ".join(_listed(scalings, says) for says, scalings in said.items())
+        cells[result] = "; ".join(map(_listed, said.values(), said))
     tried = f"{group.date}, {group.how}"
     if cells["untried"]:
         tried += f"; not tried: {cells['untried']}"
-    name = engine.label if families == ["llama"] else f"{engine.label}, {', '.join(families)}"
+    name = engine.label
+    if families != ["llama"]:
+        name += f", {', '.join(families)}"
     return (name, cells["right"], cells["flag"], cells["refused"], cells["wrong"], tried)
 
 
@@ -82,10 +87,13 @@ def _said(verdict: Verdict) -> tuple[str, ...]:
 
 
 def _listed(scalings: list[str], says: tuple[str, ...]) -> str:
-    of_yarn = [scaling for scaling in EXPORTED if scaling.startswith("yarn")]
-    if set(of_yarn) <= set(scalings):
-        scalings = [scaling for scaling in scalings if scaling not in of_yarn] + ["every yarn"]
-    return ", ".join(scalings) + (f": {' and '.join(says)}" if says else "")
+    of_yarn = {scaling for scaling in EXPORTED if scaling.startswith("yarn")}
+    if of_yarn <= set(scalings):
+        scalings = [*filterfalse(of_yarn.__contains__, scalings), "every yarn"]
+    text = ", ".join(scalings)
+    if says:
+        text += f": {' and '.join(says)}"
+    return text
 
 
 def of_traits() -> str:
@@ -93,11 +101,12 @@ def of_traits() -> str:
     rows = []
     for engine in engines().values():
         for group in engine.groups:
-            found: dict[tuple[str, str, str], list[str]] = {}
+            # traits of which an engine makes the same share a row
+            alike: dict[tuple[str, str, str], list[str]] = {}
             for trait, cell in group.cells.items():
-                found.setdefault((cell.result, cell.says, cell.how), []).append(trait)
-            for (result, says, how), traits in found.items():
-                about = ", ".join(TRAITS[trait] for trait in traits)
+                alike.setdefault((cell.result, cell.says, cell.how), []).append(TRAITS[trait])
+            for (result, says, how), traits in alike.items():
+                about = ", ".join(traits)
                 tried = f"{group.date}, {how}, by {group.by}"
                 rows.append(
                     (
@@ -114,6 +123,7 @@ def of_traits() -> str:
 
 def in_code(says: str) -> str:
     """Return a flag as code up to its remark in brackets, and other words as they are; fields of a form in capitals."""
+    # of a whole table there is no config.json to fill them in from
     named = _FIELD.sub(lambda field: field[1].upper(), says)
     if not named.startswith("--"):
         return named

@@ -1,8 +1,10 @@
 """Read ``table.yaml``, and answer what an engine computes of a ``config.json``."""
 
 import functools
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -50,7 +52,10 @@ class ServingEngine:
     groups: tuple[CellGroup, ...]
 
     def group(self, family: str) -> CellGroup | None:
-        return next((group for group in self.groups if family in group.families), None)
+        for group in self.groups:
+            if family in group.families:
+                return group
+        return None
 
     @property
     def label(self) -> str:
@@ -73,9 +78,11 @@ class Verdict:
             "refused": "refuses it",
             "wrong": "silently computes another model",
         }[self.result]
-        joint = ": " if self.result in ("refused", "wrong") else " "
-        said = " and ".join(self.says) if self.result == "flag" else "; ".join(self.says)
-        return f"{self.engine.label} {begin}{joint if said else ''}{said}"
+        # flags are given together, reasons are separate sentences
+        said = (" and " if self.result == "flag" else "; ").join(self.says)
+        if said:
+            said = f": {said}" if self.result in ("refused", "wrong") else f" {said}"
+        return f"{self.engine.label} {begin}{said}"
 
 
 @functools.cache
@@ -90,7 +97,8 @@ def engines() -> Mapping[str, ServingEngine]:
 
 
 def _engine(name: str, entry: Mapping[str, Any]) -> ServingEngine:
-    groups = tuple(_group(name, each) for each in entry["groups"])
+    groups = tuple(map(functools.partial(_group, name), entry["groups"]))
+    # YAML reads 0.9 as a number
     return ServingEngine(name, entry["title"], str(entry["version"]), groups)
 
 
@@ -114,19 +122,21 @@ def _group(name: str, entry: Mapping[str, Any]) -> CellGroup:
 def check_names(field: str, names: Iterable[str]) -> list[Problem]:
     """Return a problem for each name that is no engine of the table."""
     known = engines()
-    return [
-        Problem(field, name, "no engine of the table", did_you_mean(name, known))
-        for name in names
-        if name not in known
-    ]
+    problems = []
+    for name in names:
+        if name not in known:
+            remedy = did_you_mean(name, known)
+            problems.append(Problem(field, name, "no engine of the table", remedy))
+    return problems
 
 
 def check_served(field: str, names: Iterable[str], config: Mapping[str, Any]) -> list[Problem]:
     """Return a problem for each of these engines that silently computes another model of a ``config.json``."""
-    found = verdicts(config)
-    right = [each.engine.name for each in found if each.result in ("right", "flag")]
+    of_engines = verdicts(config)
+    right = [each.engine.name for each in of_engines if each.result in ("right", "flag")]
     problems = []
-    for verdict in found:
+    for verdict in of_engines:
+        # a refusal is an error that a person sees, and needs no check
         if verdict.engine.name in names and verdict.result == "wrong":
             remedy = "give --check_anyway to write it all the same"
             if right:
@@ -147,18 +157,21 @@ def computed_of(engine: ServingEngine, form: RopeForm) -> Verdict:
     group = engine.group(form.family)
     if group is None:
         return Verdict(engine, "untried", (f"the model type {form.family!r}",))
-    missing = [trait for trait in form.traits if trait not in group.cells]
+    missing = [TRAITS.get(trait, trait) for trait in form.traits if trait not in group.cells]
     if missing:
-        return Verdict(engine, "untried", tuple(TRAITS.get(trait, trait) for trait in missing))
-    cells = {trait: group.cells[trait] for trait in form.traits}
-    blind = cells.get(_BLIND)
-    if blind is not None and blind.result == "wrong":
-        return Verdict(engine, "wrong", (_filled(blind, form),))
+        return Verdict(engine, "untried", tuple(missing))
+    cells = defaultdict(list)
+    for trait in form.traits:
+        cell = group.cells[trait]
+        # before the rest: what it does not see, it cannot refuse
+        if trait == _BLIND and cell.result == "wrong":
+            return Verdict(engine, "wrong", (_filled(cell, form),))
+        cells[cell.result].append(cell)
     results: Sequence[Result] = ("refused", "wrong", "flag")
     for result in results:
-        says = [_filled(cell, form) for cell in cells.values() if cell.result == result]
-        if says:
-            return Verdict(engine, result, tuple(dict.fromkeys(says)))
+        if cells[result]:
+            says = dict.fromkeys(_filled(cell, form) for cell in cells[result])
+            return Verdict(engine, result, tuple(says))
     return Verdict(engine, "right")
 
 
@@ -178,12 +191,11 @@ class _Values(dict[str, Any]):
 def verdicts(config: Mapping[str, Any]) -> list[Verdict]:
     """Return what every engine computes of a ``config.json``."""
     form = form_of(config)
-    return [computed_of(engine, form) for engine in engines().values()]
+    return list(map(functools.partial(computed_of, form=form), engines().values()))
 
 
 def summary(config: Mapping[str, Any]) -> str:
     """Return in one line which engines compute a ``config.json`` right, with a flag, wrongly, or not at all."""
-    found = verdicts(config)
     if form_of(config).traits == (OWN_CODE,):
         kind = config["model_type"]
         return f"by transformers with the folder's own code; no other engine knows the model type {kind!r}"
@@ -194,9 +206,17 @@ def summary(config: Mapping[str, Any]) -> str:
         "refused": "refused by",
         "untried": "not tried with",
     }
+    by_result = _by_result(config)
     parts = []
     for result, begin in words.items():
-        titles = [each.engine.title for each in found if each.result == result]
-        if titles:
+        if by_result[result]:
+            titles = map(attrgetter("engine.title"), by_result[result])
             parts.append(f"{begin} {', '.join(titles)}")
     return "; ".join(parts)
+
+
+def _by_result(config: Mapping[str, Any]) -> Mapping[str, list[Verdict]]:
+    by_result: dict[str, list[Verdict]] = defaultdict(list)
+    for verdict in verdicts(config):
+        by_result[verdict.result].append(verdict)
+    return by_result

@@ -67,44 +67,53 @@ def text(
     config = source.config
     record = source.record
     result = source.result
-    base = record.base if record is not None else None
-    if base is not None and Path(base).is_absolute() and Path(base).name == TRAINED:
-        # every run's folder has one with this name
-        base = Path(base).parent.name
-    elif base is not None:
-        base = HUB_BASES[base][0] if base in HUB_BASES else shown(base)
+    names = () if record is None else record.names
+    base, remark = _base_of(source)
     data: list[str] = []
-    if result is not None and record is not None and record.names:
-        dataset = result.config.get("dataset")
-        data = (
-            [f"scrolls:{dataset}"]
-            if dataset is not None
-            else specs_of(result.config.get("train_data", []))
-        )
-    # without revision, configuration, split or field, which are ours
-    on_hub = (HubDataset(spec).name for spec in data if spec.startswith(f"{HubDataset.kind}:"))
+    settings = ""
+    figures: Mapping[str, Any] = {}
+    tables: dict[str, str] = {}
+    answered = None
+    if result is not None:
+        figures = result.figures
+        tables = result_tables(result)
+        answered = result.config.get("dataset")
+    if result is not None and names:
+        data = specs_of(result.config.get("train_data", []))
+        if answered is not None:
+            data = [f"scrolls:{answered}"]
+        settings = _settings_table(result, data)
+    datasets: list[str] = []
+    for spec in data:
+        # without revision, configuration, split or field, which are ours
+        name_on_hub = HubDataset(spec).name if spec.startswith(f"{HubDataset.kind}:") else None
+        if name_on_hub is not None and name_on_hub not in datasets:
+            datasets.append(name_on_hub)
     encoding_name = getattr(config, "position_encoding", "rope")
-    figures = {} if result is None else result.figures
+    tags = ["long-context"]
+    if not plain:
+        tags += [encoding_name, "custom_code"]
     native = figures.get("native_length") or of_full(config.rope_parameters or {}).get(
         "original_max_position_embeddings"
     )
-    parameters = model.num_parameters()
+    size = f"{model.num_parameters():,} parameters"
+    if model.num_parameters() >= 1e6:
+        size = f"{model.num_parameters() / 1e6:,.1f} M parameters"
     served = config_json.planned(config)
-    tables = {} if result is None else result_tables(result)
+    # what was left out is shown as well: a reader of the folder of results would miss it
     evaluated, left_out = ruler_scores.evaluation_of(source)
     if evaluated is not None:
-        found = ruler_scores.of_evaluation(evaluated, shown)
+        scores = ruler_scores.of_evaluation(evaluated, shown)
         tables["RULER's tasks by `tape-ds evaluate ruler`"] = (
-            f"RULER, by `tape-ds evaluate ruler`:\n\n{found}"
+            f"RULER, by `tape-ds evaluate ruler`:\n\n{scores}"
         )
 
     results = "\n\n".join([*tables.values(), *filter(None, [left_out])])
     exported = f"tape_ds {tape_ds.__version__}, torch {torch.__version__}, transformers {transformers.__version__}"
     made_with = [f"Exported by `tape-ds export` of {exported}."]
     if result is not None:
-        versions = ", ".join(
-            f"{name} {result.versions[name]}" for name in _SHOWN_VERSIONS if name in result.versions
-        )
+        packages = [name for name in _SHOWN_VERSIONS if name in result.versions]
+        versions = ", ".join(f"{name} {result.versions[name]}" for name in packages)
         verb = "Trained" if result.figures.get("trained") else "Scored"
         commit = ""
         if result.commit is not None:
@@ -117,8 +126,8 @@ def text(
         pipeline_tag="text-generation",
         license=license,
         base_model=base if base is not None and hub.is_id(base) else None,
-        datasets=list(dict.fromkeys(name for name in on_hub if name is not None)) or None,
-        tags=["long-context", *([] if plain else [encoding_name, "custom_code"])],
+        datasets=datasets or None,
+        tags=tags,
     )
     card = ModelCard.from_template(
         header,
@@ -129,26 +138,36 @@ def text(
         kind=type(model).__name__.removesuffix("ForCausalLM"),
         record=record,
         base=base,
-        remark=HUB_BASES[record.base][1] if record is not None and record.base in HUB_BASES else "",
-        answered=None if result is None else result.config.get("dataset"),
+        remark=remark,
+        answered=answered,
         native=None if native is None else f"{native:,}",
         length=f"{config.max_position_embeddings:,}",
-        size=f"{parameters / 1e6:,.1f} M parameters"
-        if parameters >= 1e6
-        else f"{parameters:,} parameters",
+        size=size,
         has_tokenizer=source.has_tokenizer,
         engines=pages.of_config(served),
         position_encoding=encoding_name,
         encoding=_encoding_table(source),
-        names=summarise(record.names) if record is not None else "",
-        settings=""
-        if result is None or record is None or not record.names
-        else _settings_table(result, data),
+        names=summarise(names),
+        settings=settings,
         results=results or f"None: {source.without_result or 'the run scored nothing'}.",
         measured=list(tables),
         made_with="\n\n".join(made_with),
     )
     return redacted(str(card).rstrip("\n") + "\n")
+
+
+def _base_of(source: SourceModel) -> tuple[str | None, str]:
+    """Return the base's name for people, None without one, and a remark on its weights."""
+    base = None if source.record is None else source.record.base
+    if base is None:
+        return None, ""
+    if base in HUB_BASES:
+        return HUB_BASES[base]
+    path = Path(base)
+    # every run's folder has one with this name
+    if path.is_absolute() and path.name == TRAINED:
+        return path.parent.name, ""
+    return shown(base), ""
 
 
 def shown(text: str) -> str:
@@ -158,7 +177,10 @@ def shown(text: str) -> str:
 
 def commit_words(commit: Mapping[str, Any]) -> str:
     """Return a commit from :func:`tape_ds.results.commit` for people."""
-    return f"commit {commit['hash'][:12]}" + (" with local changes" if commit["dirty"] else "")
+    words = f"commit {commit['hash'][:12]}"
+    if commit["dirty"]:
+        words += " with local changes"
+    return words
 
 
 def _encoding_table(source: SourceModel) -> str:
@@ -166,11 +188,13 @@ def _encoding_table(source: SourceModel) -> str:
     record = source.record
     config = source.config
     rope = of_full(config.rope_parameters or {})
-    numbers = [
-        f"{key} {value}" if isinstance(value, int) else f"{key} {value:g}"
-        for key, value in rope.items()
-        if isinstance(value, (int, float)) and not isinstance(value, bool)
-    ]
+    numbers = []
+    for key, value in rope.items():
+        # True is an int to Python
+        if isinstance(value, int) and not isinstance(value, bool):
+            numbers.append(f"{key} {value}")
+        elif isinstance(value, float):
+            numbers.append(f"{key} {value:g}")
     encoding = f"{getattr(config, 'position_encoding', 'rope')}, RoPE scaling `{rope.get('rope_type', 'default')}`"
     if numbers:
         encoding += f" ({', '.join(numbers)})"
@@ -199,12 +223,18 @@ def _settings_table(result: Result, data: list[str]) -> str:
     """Return a table of the training data and settings that are stored."""
     config = result.config
     figures = result.figures
-    steps = figures.get("steps")
-    tokens = figures.get("tokens")
+    rows = [("data", ", ".join(f"`{shown(spec)}`" for spec in data))]
+    for name in ("steps", "tokens"):
+        if figures.get(name) is not None:
+            rows.append((name, f"{figures[name]:,}"))
     batch = config.get("global_batch_size")
-    window = config.get("window")
-    longest = config.get("max_tokens")
+    # sequences of one length, or conversations and questions of any
+    if batch and config.get("window"):
+        rows.append(("batch", f"{batch} sequences of {config['window']:,} tokens"))
+    if batch and config.get("max_tokens"):
+        rows.append(("batch", f"{batch} sequences of up to {config['max_tokens']:,} tokens"))
     chunks = config.get("pose_chunks", 1)
+    rows.append(("skipped positions", f"PoSE with {chunks} chunks" if chunks > 1 else "none"))
     rate = ""
     if "learning_rate" in config:
         rate = f"{config['learning_rate']:g}"
@@ -212,17 +242,8 @@ def _settings_table(result: Result, data: list[str]) -> str:
             rate += f" (position parameters {position_rate})"
         if "lr_scheduler_type" in config:
             rate += f", {config['lr_scheduler_type']}"
-    rows = [
-        ("data", ", ".join(f"`{shown(spec)}`" for spec in data)),
-        ("steps", f"{steps:,}" if steps is not None else ""),
-        ("tokens", f"{tokens:,}" if tokens is not None else ""),
-        ("batch", f"{batch} sequences of {window:,} tokens" if batch and window else ""),
-        ("batch", f"{batch} sequences of up to {longest:,} tokens" if batch and longest else ""),
-        ("skipped positions", f"PoSE with {chunks} chunks" if chunks > 1 else "none"),
-        ("learning rate", rate),
-        ("precision", next((name for name in ("bf16", "fp16") if config.get(name)), "fp32")),
-        ("seed", str(result.seed)),
-    ]
+    precision = next(filter(config.get, ("bf16", "fp16")), "fp32")
+    rows += [("learning rate", rate), ("precision", precision), ("seed", str(result.seed))]
     return markdown_table(("", ""), [row for row in rows if row[1]], "l")
 
 
@@ -231,18 +252,14 @@ def result_tables(result: Result) -> dict[str, str]:
     tables = {}
     if scores := result.figures.get("loss_by_position"):
         # all documents together, a row for each variant
-        merged = {
-            variant: SpanLosses.merge(map(SpanLosses.from_dict, by_document.values()))
-            for variant, by_document in scores.items()
-        }
-        first = next(iter(merged.values()))
+        rows = []
+        for variant, by_document in scores.items():
+            losses = SpanLosses.merge(map(SpanLosses.from_dict, by_document.values()))
+            rows.append([variant, *map("{:.3f}".format, (*losses.nll, losses.mean))])
         documents = ", ".join(f"`{shown(name)}`" for name in next(iter(scores.values())))
-        head = ["", *(f"from {start:,}" for start in first.starts), "mean"]
-        rows = [
-            [name, *(f"{nll:.3f}" for nll in losses.nll), f"{losses.mean:.3f}"]
-            for name, losses in merged.items()
-        ]
-        spans = f"nats per token, mean over spans of {first.span:,} tokens"
+        # the spans are those of all variants
+        head = ["", *map("from {:,}".format, losses.starts), "mean"]
+        spans = f"nats per token, mean over spans of {losses.span:,} tokens"
         caption = f"Loss by position ({spans}) on {documents}, held out:\n\n"
         tables["loss by position on the documents named"] = caption + markdown_table(
             head, rows, "l"
@@ -253,12 +270,11 @@ def result_tables(result: Result) -> dict[str, str]:
         entries = list(figure.values() if isinstance(figure, dict) else figure)
         if not entries:
             continue
-        # entries that are lists or mappings are only in the stored file
-        columns = [
-            key
-            for key in entries[0]
-            if not any(isinstance(entry.get(key), (list, dict)) for entry in entries)
-        ]
+        columns = []
+        for key in entries[0]:
+            # entries that are lists or mappings are only in the stored file
+            if not any(isinstance(entry.get(key), (list, dict)) for entry in entries):
+                columns.append(key)
         cells = [[_cell(entry.get(key)) for key in columns] for entry in entries]
         tables[title.lower()] = f"{title}:\n\n{markdown_table(columns, cells, 'l')}"
     if (asked := ruler_scores.of_run(result, shown)) is not None:

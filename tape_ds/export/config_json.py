@@ -35,7 +35,8 @@ def planned(config: Any) -> dict[str, Any]:
             return content
         return for_engines(content, type(config))
     rope_parameters = encodings.llama_rope_parameters(config)
-    if rope_parameters is None:  # the folder has its own code
+    # the folder has its own code
+    if rope_parameters is None:
         return {
             "model_type": config.model_type,
             "max_position_embeddings": config.max_position_embeddings,
@@ -96,10 +97,8 @@ def _spelled_twice(content: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[
 
 def _read(kind: type[PreTrainedConfig], content: Mapping[str, Any]) -> dict[str, Any]:
     # which adds to what it is given
-    found = kind.from_dict(copy.deepcopy(dict(content))).to_dict()
+    fields: dict[str, Any] = kind.from_dict(copy.deepcopy(dict(content))).to_dict()
     # a field that the class does not know is kept as an attribute, and read by nothing
-    return {
-        name: value
-        for name, value in found.items()
-        if name not in ("rope_theta", "rope_scaling", _PARTIAL)
-    }
+    for name in ("rope_theta", "rope_scaling", _PARTIAL):
+        fields.pop(name, None)
+    return fields

@@ -68,7 +68,8 @@ def write(
         )
 
     def adjust(model: Any) -> Any:
-        model.config.use_cache = True  # it is there to generate
+        # it is there to generate
+        model.config.use_cache = True
         if plain:
             if own_class:
                 return model

@@ -87,10 +87,11 @@ def check(source: SourceModel, kind: str) -> list[Problem]:
         if rope.get("rope_type") in KEPT:
             wrong = "llama.cpp has no such scaling for this model"
             return [Problem("rope_parameters.rope_type", rope["rope_type"], wrong, remedy)]
-        return [
-            Problem("source", name, problem.wrong, remedy)
-            for problem in config_file.check_llama_shaped(config)
-        ]
+        problems = []
+        # with an export's remedy: theirs is a training's
+        for problem in config_file.check_llama_shaped(config):
+            problems.append(Problem("source", name, problem.wrong, remedy))
+        return problems
     if (
         encodings.llama_rope_parameters(config) is None
         and scaling.as_llama(rope, config.head_dim) is not None
@@ -99,27 +100,27 @@ def check(source: SourceModel, kind: str) -> list[Problem]:
         return [Problem("position_encoding", encoding, "llama.cpp has no such positions", remedy)]
 
     architecture = config_file.plain_type(config)
-    found = []
+    problems = []
     for parameter, value, wrong in llama_cpp_rope.refusals(rope, architecture):
-        found.append(Problem(f"rope_parameters.{parameter}", value, wrong, remedy))
+        problems.append(Problem(f"rope_parameters.{parameter}", value, wrong, remedy))
     for bias in ("attention_bias", "mlp_bias"):
         if getattr(config, bias, False):
-            found.append(
+            problems.append(
                 Problem(bias, True, "no GGUF file is written of a Llama with biases", remedy)
             )
     columns = config.num_attention_heads * config.head_dim
     if architecture == "qwen2" and columns != config.hidden_size:
         wrong = f"llama.cpp takes heads of {config.hidden_size} columns together for a qwen2, and there are {columns}"
-        found.append(Problem("head_dim", config.head_dim, wrong, remedy))
+        problems.append(Problem("head_dim", config.head_dim, wrong, remedy))
     if kind == "Q8_0":
         for size in ("hidden_size", "intermediate_size"):
             if getattr(config, size) % _BLOCK:
                 wrong = f"Q8_0 has blocks of {_BLOCK} columns, which do not fill its rows of {size}"
-                found.append(Problem(size, getattr(config, size), wrong, "--gguf_type F16"))
+                problems.append(Problem(size, getattr(config, size), wrong, "--gguf_type F16"))
         if columns % _BLOCK and columns != config.hidden_size:
             wrong = f"Q8_0 has blocks of {_BLOCK} columns, which do not fill {columns}, those of all heads"
-            found.append(Problem("head_dim", config.head_dim, wrong, "--gguf_type F16"))
-    return found
+            problems.append(Problem("head_dim", config.head_dim, wrong, "--gguf_type F16"))
+    return problems
 
 
 def plan(
@@ -145,8 +146,10 @@ def write(plan: GgufPlan, source: SourceModel, file: Path, check_logits: bool = 
         UserError: a weight is no number, or too large for the type.
     """
     weights = _weights(source.whole(check_logits=check_logits))
-    left_out = {_HEAD} if plan.config.tie_word_embeddings else set()
-    names = [name for name in weights.names() if name not in left_out]
+    names = list(weights.names())
+    # llama.cpp takes the embeddings where a file has no head
+    if plan.config.tie_word_embeddings and _HEAD in names:
+        names.remove(_HEAD)
     assert "model.embed_tokens.weight" in names, "checked when the source was found"
     places = gguf.get_tensor_name_map(
         _ARCHITECTURES[plan.architecture], plan.config.num_hidden_layers
@@ -187,8 +190,9 @@ def _weights(whole: WholeModel) -> TensorRows:
 def _end_ids(source: SourceModel) -> list[int]:
     file = source.folder / weight_files.GENERATION
     content = json_file.read(file, "source", str(source.folder)) if file.is_file() else {}
-    found = content.get("eos_token_id", source.config.eos_token_id)
-    ends = found if isinstance(found, list) else [found]
+    ends = content.get("eos_token_id", source.config.eos_token_id)
+    if not isinstance(ends, list):
+        ends = [ends]
     return [number for number in ends if isinstance(number, int)]
 
 
@@ -227,12 +231,13 @@ def _add_keys(writer: GGUFWriter, plan: GgufPlan) -> None:
 def _add_tensor(
     writer: GGUFWriter, plan: GgufPlan, weights: TensorRows, name: str, places: gguf.TensorNameMap
 ) -> None:
-    own = places.get_name(name, try_suffixes=(".weight", ".bias"))
-    if own is None:
+    gguf_name = places.get_name(name, try_suffixes=(".weight", ".bias"))
+    if gguf_name is None:
         raise UserError(
             Problem("source", name, "a tensor without a place in a GGUF file", "export a folder")
         )
     shape = weights.shape(name)
+    # vectors are norms and biases: small, and their rounding is in every token
     kind = TYPES[plan.kind][0] if len(shape) > 1 else GGMLQuantizationType.F32
     columns = math.prod(shape[1:])
     heads = 0
@@ -240,6 +245,7 @@ def _add_tensor(
         # llama.cpp rotates neighbouring columns of a Llama's heads, transformers those half a head apart
         heads = shape[0] // plan.config.head_dim
     piece = max(_PIECE // columns, 1)
+    # whole heads, whose columns change places
     if heads:
         piece = max(piece // plan.config.head_dim, 1) * plan.config.head_dim
 
@@ -252,9 +258,9 @@ def _add_tensor(
 
     row_bytes = gguf.quant_shape_to_byte_shape((columns,), kind)[0]
     stored = _Pieces(shape[0] * row_bytes, pieces)
-    writer.add_tensor_info(own, shape, np.dtype(np.float32), stored.nbytes, raw_dtype=kind)
+    writer.add_tensor_info(gguf_name, shape, np.dtype(np.float32), stored.nbytes, raw_dtype=kind)
     # written by `write_tensors_to_file`, which asks for no more than these two members
-    writer.tensors[-1][own].tensor = stored
+    writer.tensors[-1][gguf_name].tensor = stored
 
 
 @dataclass(frozen=True)
@@ -297,8 +303,11 @@ def described(plan: GgufPlan) -> str:
         tokens = "no tokenizer"
     else:
         tokens = f"tokenizer {plan.tokenizer.model}"
-    tokens += f" ({plan.tokenizer.pre})" if plan.tokenizer.pre else ""
+    if plan.tokenizer.pre:
+        tokens += f" ({plan.tokenizer.pre})"
+    # the base is in every file, scaled or not
     keys = {key: value for key, value in plan.rope.values.items() if key != "freq_base"}
     rope = json.dumps(keys) if keys else "unscaled RoPE"
-    rope += f" and {DIVISORS}" if plan.rope.divisors is not None else ""
+    if plan.rope.divisors is not None:
+        rope += f" and {DIVISORS}"
     return f"{plan.architecture}, {plan.kind}, {rope}, {tokens}"

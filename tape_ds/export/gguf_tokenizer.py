@@ -9,6 +9,7 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ def read(tokenizer: Any, config: Any, choice: str, end_ids: list[int]) -> GgufTo
             type(tokenizer).__name__, "a tokenizer in Python alone, of which llama.cpp has none"
         )
     content = json.loads(backend.to_str())
-    found = GgufTokenizer(_SENTENCEPIECE, pre="default")
+    keys = GgufTokenizer(_SENTENCEPIECE, pre="default")
     kind = content["model"].get("type")
     if kind != "BPE":
         raise _refused(
@@ -117,7 +118,7 @@ def read(tokenizer: Any, config: Any, choice: str, end_ids: list[int]) -> GgufTo
         )
     is_byte_level = _has(content, "pre_tokenizer", "ByteLevel")
     if is_byte_level:
-        found = GgufTokenizer(_BYTE_LEVEL, pre=_pre_tokenizer(tokenizer, choice))
+        keys = GgufTokenizer(_BYTE_LEVEL, pre=_pre_tokenizer(tokenizer, choice))
     elif not content["model"].get("byte_fallback"):
         raise _refused(kind, "BPE of letters without bytes, which llama.cpp does not have")
 
@@ -127,23 +128,23 @@ def read(tokenizer: Any, config: Any, choice: str, end_ids: list[int]) -> GgufTo
         raise UserError(
             Problem("source", rows, wrong, "use the tokenizer that was saved with this model")
         )
-    _add_tokens(found, tokens, rows, tokenizer.added_tokens_decoder)
+    _add_tokens(keys, tokens, rows, tokenizer.added_tokens_decoder)
     if is_byte_level:
-        found.merges = [_merge(pair) for pair in content["model"]["merges"]]
+        keys.merges = list(map(_merge, content["model"]["merges"]))
     else:
-        _type_pieces(found, content["model"].get("unk_token"))
-        found.scores = _scores(
-            found, tokens, content["model"]["merges"], tokenizer.added_tokens_decoder
+        _type_pieces(keys, content["model"].get("unk_token"))
+        keys.scores = _scores(
+            keys, tokens, content["model"]["merges"], tokenizer.added_tokens_decoder
         )
-        found.space_prefix = _has_space_prefix(content)
-    found.special_ids = _special_ids(tokenizer, config, end_ids)
+        keys.space_prefix = _has_space_prefix(content)
+    keys.special_ids = _special_ids(tokenizer, config, end_ids)
     ids = tokenizer("")["input_ids"]
-    found.adds["bos"] = ids[:1] == [found.special_ids.get("bos")]
-    found.adds["eos"] = len(ids) > int(found.adds["bos"]) and ids[-1:] == [
-        found.special_ids.get("eos")
+    keys.adds["bos"] = ids[:1] == [keys.special_ids.get("bos")]
+    keys.adds["eos"] = len(ids) > int(keys.adds["bos"]) and ids[-1:] == [
+        keys.special_ids.get("eos")
     ]
-    found.chat_template = _template(tokenizer.chat_template)
-    return found
+    keys.chat_template = _template(tokenizer.chat_template)
+    return keys
 
 
 def _refused(kind: Any, wrong: str) -> UserError:
@@ -168,12 +169,10 @@ def _steps(content: Any) -> list[dict[str, Any]]:
     """Return the steps of a part of ``tokenizer.json``, sequences unfolded."""
     if not content:
         return []
-    inner = [
-        content[name] for name in ("pretokenizers", "normalizers", "decoders") if name in content
-    ]
-    if not inner:
-        return [content]
-    return [step for each in inner[0] for step in _steps(each)]
+    for name in ("pretokenizers", "normalizers", "decoders"):
+        if name in content:
+            return list(chain.from_iterable(map(_steps, content[name])))
+    return [content]
 
 
 def _has(content: Any, part: str, kind: str) -> bool:
@@ -184,42 +183,45 @@ def _has_space_prefix(content: Any) -> bool:
     """Return whether a text begins with a space of SentencePiece's."""
     if _has(content, "normalizer", "Prepend"):
         return True
-    return any(
-        step.get("type") == "Metaspace" and step.get("prepend_scheme", "always") != "never"
-        for step in _steps(content.get("pre_tokenizer"))
-    )
+    for step in _steps(content.get("pre_tokenizer")):
+        # the default of the package tokenizers
+        if step.get("type") == "Metaspace" and step.get("prepend_scheme", "always") != "never":
+            return True
+    return False
 
 
 def _add_tokens(
-    found: GgufTokenizer, tokens: dict[int, str], rows: int, added: dict[int, Any]
+    keys: GgufTokenizer, tokens: dict[int, str], rows: int, added: dict[int, Any]
 ) -> None:
     for number in range(rows):
         token = tokens.get(number)
-        if token is None:  # a row that no token has
-            found.tokens.append(f"[PAD{number}]")
-            found.types.append(TokenType.UNUSED)
+        # a row that no token has
+        if token is None:
+            keys.tokens.append(f"[PAD{number}]")
+            keys.types.append(TokenType.UNUSED)
             continue
         kind = TokenType.NORMAL
-        if number in added:
-            kind = TokenType.CONTROL if added[number].special else TokenType.USER_DEFINED
-        if kind == TokenType.USER_DEFINED:
+        if number in added and added[number].special:
+            kind = TokenType.CONTROL
+        elif number in added:
+            kind = TokenType.USER_DEFINED
             # llama.cpp looks for it in the text as it is
             token = token.replace(_SPACE, " ")
-        found.tokens.append(token)
-        found.types.append(kind)
+        keys.tokens.append(token)
+        keys.types.append(kind)
 
 
-def _type_pieces(found: GgufTokenizer, unknown: str | None) -> None:
+def _type_pieces(keys: GgufTokenizer, unknown: str | None) -> None:
     """Set the types of SentencePiece's bytes and of its unknown token."""
-    for number, token in enumerate(found.tokens):
+    for number, token in enumerate(keys.tokens):
         if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-            found.types[number] = TokenType.BYTE
+            keys.types[number] = TokenType.BYTE
         elif token == unknown:
-            found.types[number] = TokenType.UNKNOWN
+            keys.types[number] = TokenType.UNKNOWN
 
 
 def _scores(
-    found: GgufTokenizer, tokens: dict[int, str], merges: list[Any], added: dict[int, Any]
+    keys: GgufTokenizer, tokens: dict[int, str], merges: list[Any], added: dict[int, Any]
 ) -> list[float]:
     """Return scores in the order of the merges: llama.cpp joins the two pieces whose whole has the best score, where
     BPE joins the first pair of its list. ``tokenizer.json`` keeps the list alone.
@@ -230,14 +232,17 @@ def _scores(
     ranks: dict[str, int] = {}
     last = ""
     for rank, pair in enumerate(merges):
-        whole = "".join(pair.split(" ", 1) if isinstance(pair, str) else pair)
+        # older files have a pair as one text
+        if isinstance(pair, str):
+            pair = pair.split(" ", 1)
+        whole = "".join(pair)
         if whole in ranks and whole != last:
             wrong = f"its merges make {whole!r} at two places of their order: they are not SentencePiece's"
             raise _refused("BPE", wrong)
         ranks.setdefault(whole, rank)
         last = whole
     scores = []
-    for number in range(len(found.tokens)):
+    for number in range(len(keys.tokens)):
         token = tokens.get(number)
         if token is None:
             scores.append(_UNUSED_SCORE)
@@ -256,19 +261,20 @@ def _merge(pair: Any) -> str:
 
 def _special_ids(tokenizer: Any, config: Any, end_ids: list[int]) -> dict[str, int]:
     """Return the ids of special tokens: the tokenizer's, else the model's."""
-    found = {}
+    special_ids = {}
     for name in _ID_KEYS:
-        own = getattr(tokenizer, f"{name}_token_id", None)
-        number = getattr(config, f"{name}_token_id", None) if own is None else own
+        number = getattr(tokenizer, f"{name}_token_id", None)
+        if number is None:
+            number = getattr(config, f"{name}_token_id", None)
         if isinstance(number, int):
-            found[name] = number
-    others = [number for number in end_ids if number != found.get("eos")]
-    if "eos" not in found and others:
-        found["eos"] = others.pop(0)
+            special_ids[name] = number
+    others = [number for number in end_ids if number != special_ids.get("eos")]
+    if "eos" not in special_ids and others:
+        special_ids["eos"] = others.pop(0)
     # llama.cpp ends an answer at any of the three
     for name, number in zip(("eot", "eom"), others, strict=False):
-        found[name] = number
-    return found
+        special_ids[name] = number
+    return special_ids
 
 
 def _template(template: Any) -> Any:

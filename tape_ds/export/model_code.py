@@ -137,11 +137,12 @@ def changed(module: str, text: str, encoding: str) -> str:
 
     if text != before:
         # imports that nothing names any more would bring their modules along
-        used = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+        used = _names_in(ast.parse(text))
         lines = text.splitlines(keepends=True)
         for node in _imports(text):
             node.names = [alias for alias in node.names if (alias.asname or alias.name) in used]
-            written = " " * node.col_offset + ast.unparse(node) + "\n"
+            indent = lines[node.lineno - 1][: node.col_offset]
+            written = f"{indent}{ast.unparse(node)}\n"
             lines[node.lineno - 1 : node.end_lineno] = [written] if node.names else []
         text = "".join(lines)
     if '"tape_ds::' in text:
@@ -152,40 +153,47 @@ def changed(module: str, text: str, encoding: str) -> str:
 
 
 def _replaced(pattern: str, new: str, text: str, module: str) -> str:
-    text, found = re.subn(pattern, new.replace("\\", r"\\"), text, flags=re.MULTILINE | re.DOTALL)
-    if found != 1:
-        raise CopyError(f"{module}: {pattern!r} is there {found} times, not once")
+    text, count = re.subn(pattern, new.replace("\\", r"\\"), text, flags=re.MULTILINE | re.DOTALL)
+    if count != 1:
+        raise CopyError(f"{module}: {pattern!r} is there {count} times, not once")
     return text
 
 
 def _one_entry(encoding: str, text: str) -> str:
     """Return the catalogue of encodings with this one alone: its registration, its options and their base classes."""
     tree = ast.parse(text)
-    registered = {
-        node.value.args[0].value: node
-        for node in tree.body
-        if isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Call)
-        and isinstance(node.value.args[0], ast.Constant)
-    }
-    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    # register("tape", ...) and class TapeOptions: everything else of the module stays
+    registered = {}
+    classes = {}
+    for node in tree.body:
+        match node:
+            case ast.Expr(ast.Call(args=[ast.Constant(name), *_])):
+                registered[name] = node
+            case ast.ClassDef(name=name):
+                classes[name] = node
     if encoding not in registered:
         raise CopyError(f"the catalogue has no {encoding}")
-    needed = {node.id for node in ast.walk(registered.pop(encoding)) if isinstance(node, ast.Name)}
-    for name in reversed(classes):  # bases come first
-        if name in needed:
-            needed |= {base.id for base in classes[name].bases if isinstance(base, ast.Name)}
-    dropped = [
-        *registered.values(),
-        *(node for name, node in classes.items() if name not in needed),
-    ]
+    needed = _names_in(registered.pop(encoding))
+    dropped: list[ast.Expr | ast.ClassDef] = list(registered.values())
+    # bases come first
+    for name in reversed(classes):
+        if name not in needed:
+            dropped.append(classes[name])
+            continue
+        for base in classes[name].bases:
+            needed |= _names_in(base)
     lines = text.splitlines(keepends=True)
+    # the last first, so that the numbers of the lines before stay right
     for node in sorted(dropped, key=lambda node: -node.lineno):
-        start = min(
-            [node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))]
-        )
+        # a class begins with its decorators
+        decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+        start = min(part.lineno for part in (*decorators, node))
         del lines[start - 1 : node.end_lineno]
     return re.sub(r"\n{4,}", "\n\n\n", "".join(lines))
+
+
+def _names_in(tree: ast.AST) -> set[str]:
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
 def _imports(text: str) -> Iterator[ast.ImportFrom]:
@@ -217,9 +225,8 @@ def relative(module: str, text: str, first: dict[str, str]) -> tuple[str, list[s
             origin = REPLACED.get(node.module, node.module)
             needed.append(origin)
             written.append(ast.unparse(ast.ImportFrom(_file(origin, first), names, level=1)))
-        lines[node.lineno - 1 : node.end_lineno] = [
-            f"{' ' * node.col_offset}{line}\n" for line in written
-        ]
+        indent = lines[node.lineno - 1][: node.col_offset]
+        lines[node.lineno - 1 : node.end_lineno] = [f"{indent}{line}\n" for line in written]
     text = "".join(lines)
     if left := re.search(r"^\s*import tape_ds\b.*", text, flags=re.MULTILINE):
         raise CopyError(f"{module}: {left[0].strip()!r} cannot be written relative to a folder")

@@ -1,13 +1,15 @@
 """RULER's scores in a model card: of the run that trained the model, and of an evaluation of these weights."""
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tape_ds import results
 from tape_ds.checkpoint.source_model import SourceModel
 from tape_ds.errors import UserError
 from tape_ds.markdown_table import markdown_table
 from tape_ds.numbers import length
-from tape_ds.results import Result, load
+from tape_ds.results import Result
 from tape_ds.run_folder import EVALUATION, TRAINED
 from tape_ds.scoring import models, ruler
 
@@ -19,10 +21,12 @@ def of_run(result: Result, shown: Callable[[str], str]) -> str | None:
     rows = result.figures.get("ruler") or []
     if not rows:
         return None
+    rows_of = defaultdict(list)
+    for row in rows:
+        rows_of[row["variant"]].append(row)
     by_variant = {}
-    for variant in dict.fromkeys(row["variant"] for row in rows):
-        own = [row for row in rows if row["variant"] == variant]
-        by_variant[variant] = ruler.figures(ruler.replies_of(own), seed=result.seed or 0)
+    for variant, asked in rows_of.items():
+        by_variant[variant] = ruler.figures(ruler.replies_of(asked), seed=result.seed or 0)
     samples = rows[0]["samples"]
     haystack = result.figures.get("ruler_haystack")
     return f"{_table(by_variant)}\n\n{_asked(by_variant, samples, haystack, shown)}"
@@ -51,7 +55,7 @@ def evaluation_of(source: SourceModel) -> tuple[Result | None, str]:
         return None, ""
     left_out = f"{EVALUATION}/{FILE} is left out:"
     try:
-        result = load(file)
+        result = results.load(file)
         if result.finished is None or "effective" not in result.figures:
             return None, f"{left_out} the evaluation has not ended."
     except UserError as error:
@@ -68,18 +72,17 @@ def evaluation_of(source: SourceModel) -> tuple[Result | None, str]:
 
 def _table(by_name: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the means by length and the effective lengths, a row for each model."""
-    lengths = [each["length"] for each in next(iter(by_name.values()))["lengths"]]
+    lengths = [scored["length"] for scored in next(iter(by_name.values()))["lengths"]]
     published = f"effective length: RULER's rule ({100 * ruler.PUBLISHED_THRESHOLD:.1f} %)"
     own = f"its own rule ({100 * ruler.OWN_SHARE:.0f} % of its score at {length(lengths[0])})"
     rows = []
     for name, figures in by_name.items():
         means = []
-        for each in figures["lengths"]:
-            means.append(
-                f"{100 * each['mean']:.1f} ({100 * each['low']:.0f}-{100 * each['high']:.0f})"
-            )
-        effective = [_effective(figures, rule) for rule in ("published", "own")]
-        rows.append([name, *means, *effective])
+        for scored in figures["lengths"]:
+            interval = f"{100 * scored['low']:.0f}-{100 * scored['high']:.0f}"
+            means.append(f"{100 * scored['mean']:.1f} ({interval})")
+        reached = (_effective(figures, "published"), _effective(figures, "own"))
+        rows.append([name, *means, *reached])
     return markdown_table(["mean of the tasks, %", *map(length, lengths), published, own], rows)
 
 
@@ -103,8 +106,11 @@ def _asked(
     figures = next(iter(by_name.values()))
     tasks = list(dict.fromkeys(cell["task"] for cell in figures["cells"]))
     text = f"Asked: {', '.join(tasks)}; {samples} questions of each at each length"
-    text += f", {form}" if form else ""
-    text += f"; essays from `{shown(haystack)}`" if haystack else ""
+    if form:
+        text += f", {form}"
+    # numbers with another haystack do not compare
+    if haystack:
+        text += f"; essays from `{shown(haystack)}`"
     text += ". In brackets: 95 % intervals."
     if len(tasks) < ruler.ALL_TASKS:
         text += f" RULER's rule is one of all {ruler.ALL_TASKS} tasks."

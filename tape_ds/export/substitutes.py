@@ -18,9 +18,8 @@ def fits(*_: Any) -> bool:
 
 def problems(encoding: str, options: Any, given: Mapping[str, Any]) -> list[Problem]:
     """Refuse unknown names, in place of :mod:`tape_ds.encodings.option_types`; the training run checked types."""
-    unknown = given.keys() - options.__dataclass_fields__.keys()
     wrong = f"{encoding} has no such option"
-    return [
-        Problem(f"position_options.{name}", given[name], wrong, "remove it")
-        for name in sorted(unknown)
-    ]
+    problems = []
+    for name in sorted(given.keys() - options.__dataclass_fields__.keys()):
+        problems.append(Problem(f"position_options.{name}", given[name], wrong, "remove it"))
+    return problems

@@ -1,6 +1,7 @@
 """The groups of parameters that a recipe switches on and off, as exact names."""
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -23,11 +24,7 @@ def names(model: PreTrainedModel, settings: Any) -> list[str]:
     for switch, modules in modules_by_switch(model).items():
         if not getattr(settings, switch):
             continue
-        found = [
-            f"{path}.{name}"
-            for path, module in modules.items()
-            for name, _ in module.named_parameters()
-        ]
+        found = _parameters_of(modules)
         if not found:
             remedy = f"set {switch} to false, or choose an encoding that has such parameters"
             raise UserError(Problem(switch, True, "this model has no such parameters", remedy))
@@ -38,32 +35,41 @@ def names(model: PreTrainedModel, settings: Any) -> list[str]:
 def position_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Return the outermost modules that hold an encoding's own parameters, by path: of one inside another (Abacus wraps
     an encoding) peft would make two copies, and train the one without effect."""
-    found = {
-        p: m for p, m in model.named_modules() if isinstance(m, (PositionEncoding, PositionLayer))
-    }
-    return {p: m for p, m in found.items() if not any(p.startswith(f"{outer}.") for outer in found)}
+    outermost: dict[str, nn.Module] = {}
+    # a module comes before those inside of it
+    for path, module in model.named_modules():
+        is_inside = path.startswith(tuple(f"{outer}." for outer in outermost))
+        if isinstance(module, (PositionEncoding, PositionLayer)) and not is_inside:
+            outermost[path] = module
+    return outermost
 
 
 def position_parameters(model: nn.Module) -> set[str]:
     """Return names of an encoding's own parameters, in a model or what wraps it: those of peft's whole copies among
     them."""
-    modules = position_modules(model)
-    return {
-        f"{path}.{name}"
-        for path, module in modules.items()
-        for name, _ in module.named_parameters()
-    }
+    return set(_parameters_of(position_modules(model)))
+
+
+def _parameters_of(modules: Mapping[str, nn.Module]) -> list[str]:
+    """Return the names of the parameters of these modules, by path."""
+    parameters = []
+    for path, module in modules.items():
+        parameters += [f"{path}.{name}" for name, _ in module.named_parameters()]
+    return parameters
 
 
 def modules_by_switch(model: PreTrainedModel) -> dict[str, dict[str, nn.Module]]:
-    modules = dict(model.named_modules())
-    embeddings = model.get_input_embeddings()
+    norms: dict[str, nn.Module] = {}
+    embeddings: dict[str, nn.Module] = {}
+    embedding = model.get_input_embeddings()
+    for path, module in model.named_modules():
+        if module is embedding:
+            embeddings[path] = module
+        # OLMo's norms have no weights
+        if _NORM.search(type(module).__name__) and list(module.parameters()):
+            norms[path] = module
     return {
         "train_position": position_modules(model),
-        "train_norms": {
-            p: m
-            for p, m in modules.items()
-            if _NORM.search(type(m).__name__) and any(True for _ in m.parameters())
-        },
-        "train_embeddings": {p: m for p, m in modules.items() if m is embeddings},
+        "train_norms": norms,
+        "train_embeddings": embeddings,
     }

@@ -70,7 +70,13 @@ def _draw(blank: TapeForCausalLM, path: str, part: nn.Module, seed: int) -> dict
             own = hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8]
             torch.default_generator.manual_seed(int.from_bytes(own, "little"))
             blank._init_weights(modules[name])
-    values = {name: parameter.detach() for name, parameter in drawn.named_parameters(prefix=path)}
-    if forgotten := [name for name, value in values.items() if not value.isfinite().all()]:
+    values = {}
+    forgotten = []
+    for name, parameter in drawn.named_parameters(prefix=path):
+        values[name] = parameter.detach()
+        # still the NaN of above
+        if not parameter.isfinite().all():
+            forgotten.append(name)
+    if forgotten:
         raise RuntimeError(f"_init_weights gives no value to {', '.join(forgotten)}")
     return values

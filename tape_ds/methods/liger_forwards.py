@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
+from tape_ds.methods.modules import in_words, modules_of
 from tape_ds.models.output_head import OutputHead
 
 FUSED_FROM = 16_384
@@ -34,14 +35,11 @@ def use_liger(model: nn.Module) -> list[str]:
     def mlp_forward(self: LlamaMLP, x: Tensor) -> Any:
         return self.down_proj(functional.liger_swiglu(self.gate_proj(x), self.up_proj(x)))
 
-    norms = [module for module in model.modules() if isinstance(module, LlamaRMSNorm)]
-    mlps = [
-        m
-        for m in model.modules()
-        if isinstance(m, LlamaMLP) and m.config.hidden_act in ("silu", "swish")
-    ]
-    heads = [module for module in model.modules() if isinstance(module, OutputHead)]
-    module: Any
+    norms = modules_of(model, LlamaRMSNorm)
+    mlps = modules_of(model, LlamaMLP)
+    # the kernel has SiLU built in
+    mlps = [mlp for mlp in mlps if mlp.config.hidden_act in ("silu", "swish")]
+    heads = modules_of(model, OutputHead)
     for module in norms:
         module.forward = MethodType(norm_forward, module)
     for module in mlps:
@@ -57,5 +55,6 @@ def use_liger(model: nn.Module) -> list[str]:
     for head in heads:
         head.fused_loss = loss
         head.fused_from = FUSED_FROM
-    found = {"RMSNorm": norms, "SwiGLU": mlps, f"cross-entropy from {FUSED_FROM:,} tokens": heads}
-    return [f"{name} ({len(modules)})" for name, modules in found.items() if modules]
+    return in_words(
+        {"RMSNorm": norms, "SwiGLU": mlps, f"cross-entropy from {FUSED_FROM:,} tokens": heads}
+    )

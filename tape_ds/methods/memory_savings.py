@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from tape_ds.encodings.base import PositionLayer
+from tape_ds.methods.modules import modules_of
 from tape_ds.methods.recompute import Recompute, use_recompute
 from tape_ds.methods.tiling import use_tiles
 
@@ -105,7 +106,7 @@ class MemorySavings:
         if checkpointing:
             if memory.checkpoint_offload:
                 # next to the hidden states, a position state may travel from block to block
-                layers = [module for module in model.modules() if isinstance(module, PositionLayer)]
+                layers = modules_of(model, PositionLayer)
                 keep_last = 2 if any(layer.state_columns for layer in layers) else 1
                 self.offload = InputOffload(device, keep_last)
             self.recompute = use_recompute(

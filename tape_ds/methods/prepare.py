@@ -1,6 +1,7 @@
 """Choose what of a model is trained: whole groups of parameters, low-rank adapters (LoRA, Hu et al. 2021,
 arXiv:2106.09685) through peft, or everything."""
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,14 +25,14 @@ class Trained:
     names: tuple[str, ...]
 
 
-def prepare(name: str, model: nn.Module, settings: Any) -> Trained:
+def prepare_model(name: str, model: nn.Module, settings: Any) -> Trained:
     """Choose what ``model`` trains; ``settings`` is the method section of a recipe."""
     method = METHODS[name]
     prepared = model.requires_grad_(method.trains == "everything")
+    # a router is trained only on request: it may send all tokens to a few experts
+    trains_router = method.trains == "everything" and getattr(settings, "train_router", False)
     for router in decoder.routers(model).values():
-        router.requires_grad_(
-            method.trains == "everything" and bool(getattr(settings, "train_router", False))
-        )
+        router.requires_grad_(bool(trains_router))
     if method.trains == "groups":
         for parameter in map(model.get_parameter, groups.names(model, settings)):
             parameter.requires_grad_(True)
@@ -39,9 +40,7 @@ def prepare(name: str, model: nn.Module, settings: Any) -> Trained:
         prepared = attach(model, settings)
     if method.grouped:
         use_groups(model, settings.group_tokens)
-    names = tuple(
-        name for name, parameter in prepared.named_parameters() if parameter.requires_grad
-    )
+    names = tuple(_trainable(prepared))
     if not names and method.trains != "nothing":
         remedy = "set train_position, train_norms or train_embeddings, or choose another method"
         raise UserError(Problem("method", name, "there is nothing to train", remedy))
@@ -50,30 +49,29 @@ def prepare(name: str, model: nn.Module, settings: Any) -> Trained:
 
 def attach(model: PreTrainedModel, settings: Any) -> nn.Module:
     """Wrap the model: LoRA on ``lora_targets``, whole copies of the groups that the settings switch on."""
+    linears = defaultdict(list)
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            linears[path.rsplit(".", 1)[-1]].append(path)
     # peft matches targets by suffix, so it is given their full names
-    linears = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
-    names = {path.rsplit(".", 1)[-1] for path in linears}
+    targets = []
     for target in settings.lora_targets:
-        if target not in names:
+        if target not in linears:
             wrong = "no linear layer of this model"
-            raise UserError(Problem("lora_targets", target, wrong, did_you_mean(target, names)))
-    switches = groups.modules_by_switch(model)
+            raise UserError(Problem("lora_targets", target, wrong, did_you_mean(target, linears)))
+        targets += linears[target]
     # refuses a group that is on but empty
     groups.names(model, settings)
-    whole = [
-        path
-        for switch, modules in switches.items()
-        if getattr(settings, switch)
-        for path in modules
-    ]
+    whole: list[str] = []
+    for switch, modules in groups.modules_by_switch(model).items():
+        if getattr(settings, switch):
+            whole += modules
     config = LoraConfig(
         task_type="CAUSAL_LM",
         r=settings.lora_r,
         lora_alpha=settings.lora_alpha,
         lora_dropout=settings.lora_dropout,
-        target_modules=[
-            path for path in linears if path.rsplit(".", 1)[-1] in settings.lora_targets
-        ],
+        target_modules=targets,
         modules_to_save=whole or None,
         ensure_weight_tying=bool(settings.train_embeddings and model.config.tie_word_embeddings),
     )
@@ -93,10 +91,14 @@ def attach(model: PreTrainedModel, settings: Any) -> nn.Module:
 
 def assert_trainable(model: nn.Module, names: tuple[str, ...]) -> None:
     """Raise RuntimeError unless exactly ``names`` require gradients: a wrapper may have changed that."""
-    found = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    if found != set(names):
-        extra = sorted(found - set(names))
-        lost = sorted(set(names) - found)
+    trainable = set(_trainable(model))
+    if trainable != set(names):
+        extra = sorted(trainable - set(names))
+        lost = sorted(set(names) - trainable)
         raise RuntimeError(
             f"trainable parameters changed: not meant to train {extra}, meant to train {lost}"
         )
+
+
+def _trainable(model: nn.Module) -> list[str]:
+    return [name for name, parameter in model.named_parameters() if parameter.requires_grad]

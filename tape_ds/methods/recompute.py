@@ -19,6 +19,8 @@ from torch.utils.checkpoint import (
 )
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from tape_ds.methods.modules import modules_of
+
 ATTENTION = frozenset(
     {
         "aten::_scaled_dot_product_flash_attention",
@@ -80,9 +82,7 @@ def use_recompute(
     Gradients are those of a model that remembers everything, bit for bit: the same operators run on the same numbers,
     random ones included. Raises ValueError for a model without blocks that can be computed again.
     """
-    blocks = [
-        module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)
-    ]
+    blocks = modules_of(model, GradientCheckpointingLayer)
     if not blocks:
         raise ValueError(f"{type(model).__name__} has no blocks that can be computed again")
     recompute = Recompute(selective=layers == "selective", saving=saving)

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from tape_ds.encodings.tape import TapeLayer
+from tape_ds.methods.modules import in_words, modules_of
 
 
 def use_tiles(model: nn.Module, tiles: int) -> list[str]:
@@ -32,15 +33,13 @@ def use_tiles(model: nn.Module, tiles: int) -> list[str]:
     """
     if tiles < 1:
         raise ValueError(f"tiles = {tiles}: give 1 or more")
-    feed_forwards = [module for module in model.modules() if isinstance(module, LlamaMLP)]
+    feed_forwards = modules_of(model, LlamaMLP)
     # layers that update their state by plain operations, see tape_ds.encodings.tape
-    updates: list[Any] = [
-        module
-        for module in model.modules()
-        if isinstance(module, TapeLayer)
-        and module.whole_halves
-        and not (module.attend is None and module.gate is None)
-    ]
+    updates = []
+    for layer in modules_of(model, TapeLayer):
+        has_updates = layer.attend is not None or layer.gate is not None
+        if layer.whole_halves and has_updates:
+            updates.append(layer)
     if not feed_forwards:
         raise ValueError(f"{type(model).__name__} has no feed-forward that can be tiled")
 
@@ -64,10 +63,10 @@ def use_tiles(model: nn.Module, tiles: int) -> list[str]:
         ) -> Tensor:
             if not self.training:
                 return next_state(start, state, attended_BHTC, y_BTD)
-            states = (start, state, attended_BHTC)
-            by_tokens = [
-                (None,) * tiles if x is None else x.tensor_split(tiles, dim=2) for x in states
-            ]
+            by_tokens: list[Any] = []
+            for x in (start, state, attended_BHTC):
+                # what a layer does not have, no piece of it has
+                by_tokens.append([None] * tiles if x is None else x.tensor_split(tiles, dim=2))
             pieces = zip(*by_tokens, y_BTD.tensor_split(tiles, dim=1), strict=True)
             return torch.cat([_again(next_state, *piece) for piece in pieces], dim=2)
 
@@ -77,8 +76,7 @@ def use_tiles(model: nn.Module, tiles: int) -> list[str]:
         module.forward = MethodType(tile_feed_forward(module.forward), module)
     for layer in updates:
         layer.next_state = MethodType(tile_update(layer.next_state), layer)
-    found = {"feed-forward": feed_forwards, "position update": updates}
-    return [f"{name} ({len(modules)})" for name, modules in found.items() if modules]
+    return in_words({"feed-forward": feed_forwards, "position update": updates})
 
 
 def _again(function: Callable[..., Any], *inputs: Any) -> Any:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,9 @@ class NonFinite:
                 self.in_a_row = 0
                 return f"step {step}: SKIPPED, fp16's loss scale was too large and is lowered; weights unchanged"
             ranks = [rank for rank, norm in enumerate(grad_norms) if math.isinf(norm)]
-            ranks = ranks if len(ranks) < len(losses) or len(losses) == 1 else []
+            # norms of the reduced gradient are the same everywhere: all ranks mean that none is known
+            if len(ranks) == len(losses) > 1:
+                ranks = []
         self.total += 1
         self.in_a_row += 1
         samples = {rank: self.samples_of(step - 1, rank) for rank in ranks or range(len(losses))}
@@ -94,7 +97,8 @@ class NonFinite:
                 self.file.parent.mkdir(parents=True, exist_ok=True)
                 with self.file.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(entry) + "\n")
-            except OSError as error:  # must not end a run
+            except OSError as error:
+                # must not end a run
                 if not self._warned:
                     why = storage.explain(error, self.file.parent)
                     print(
@@ -104,15 +108,16 @@ class NonFinite:
                     )
                 self._warned = True
 
-        if not ranks:
-            where = "some rank"
-        else:
-            where = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(stretches(ranks))}"
+        where = "some rank"
+        if len(ranks) == 1:
+            where = f"rank {ranks[0]}"
+        elif ranks:
+            where = f"ranks {', '.join(stretches(ranks))}"
         what = f"a gradient on {where} is not finite"
         if kind == "loss":
             values = {"NaN" if math.isnan(losses[rank]) else "infinite" for rank in ranks}
             what = f"the loss on {where} is {values.pop() if len(values) == 1 else 'not finite'}"
-        numbers = {number for of_rank in samples.values() for number in of_rank}
+        numbers = set(chain.from_iterable(samples.values()))
         shown = stretches(numbers)
         if len(shown) > SHOWN:
             shown[SHOWN:] = [f"... ({len(numbers)} in all)"]
@@ -149,13 +154,12 @@ def samples_of_step(
     The trainer's loader cuts the samples, in order, into micro-batches and deals these out to the ranks in turn:
     ``world`` of them get different samples, and ``global_batch`` is a multiple of ``micro_batch * world``.
     """
-    begin = step * global_batch + rank * micro_batch
-    stride = micro_batch * world
-    return [
-        begin + turn * stride + i
-        for turn in range(global_batch // stride)
-        for i in range(micro_batch)
-    ]
+    samples: list[int] = []
+    # a turn gives each rank a micro-batch
+    for turn in range(step * global_batch, (step + 1) * global_batch, micro_batch * world):
+        first = turn + rank * micro_batch
+        samples += range(first, first + micro_batch)
+    return samples
 
 
 @dataclass
@@ -186,7 +190,9 @@ def protect(optimizer: torch.optim.Optimizer) -> SkipCounter:
     counter = SkipCounter()
 
     def skip(stepping: torch.optim.Optimizer, *_: Any) -> None:
-        parameters = [parameter for group in stepping.param_groups for parameter in group["params"]]
+        parameters: list[torch.Tensor] = []
+        for group in stepping.param_groups:
+            parameters += group["params"]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         # the largest magnitude: a sum of squares could overflow although every gradient is finite
         counter.skipped = bool(gradients) and not math.isfinite(
@@ -194,6 +200,7 @@ def protect(optimizer: torch.optim.Optimizer) -> SkipCounter:
         )
         if counter.skipped:
             counter.total += 1
+            # optimizers pass over parameters without a gradient: no decay, and no step of their moments
             for parameter in parameters:
                 parameter.grad = None
 

@@ -83,23 +83,23 @@ def prepare(command: Sequence[str]) -> LaunchSpec:
     # `--help` does without
     from tape_ds.config import command_line, files, kinds
 
-    found = []
+    launchers = []
     for place, word in enumerate(command):
         path = PurePath(word)
         if path.suffix == ".py" and path.stem in COMMANDS:
-            found.append((path.stem, list(command[place + 1 :])))
+            launchers.append((path.stem, list(command[place + 1 :])))
     # a folder or environment may have the name as well
     for place, (word, following) in enumerate(pairwise(command)):
         if PurePath(word).name in ("tape-ds", "tape_ds") and following in TRAINING:
-            found.append((TRAINING[following], split(command[place + 2 :])[1]))
+            launchers.append((TRAINING[following], split(command[place + 2 :])[1]))
             break
-    if len(found) != 1:
-        wrong = "several launchers in it" if found else "no launcher in it"
+    if len(launchers) != 1:
+        wrong = "several launchers in it" if launchers else "no launcher in it"
         known = [f"tape-ds {name}" for name in TRAINING]
         remedy = f"give the command that you would type without keep_alive, with one of {', '.join(known)}"
         raise UserError(Problem("command", " ".join(command), wrong, remedy))
 
-    launcher, arguments = found[0]
+    launcher, arguments = launchers[0]
     problems = hostfile.check(command)
     # options of DeepSpeed's runner too, which decide nothing here
     flags = command_line.read(arguments, problems)
@@ -121,6 +121,7 @@ def prepare(command: Sequence[str]) -> LaunchSpec:
     raise_if_any(problems)
     fields = {field: given.value for field, given in collected.items()}
 
+    # the first start does what was typed; every later one continues what that one began
     resume = [field for field in _RESUME if fields.get(field) is not None]
     starts_anew = fields.get("start_anew") is True
     first = [*command]
@@ -173,6 +174,7 @@ class KeepAlive:
             elif attempt.code == ExitCode.WATCHDOG:
                 how += ", a rank was stuck"
             ended = f"the command {how}, and the run is not finished"
+            # a run that fails once a day for a month is not given up
             in_vain = 0 if attempt.has_progressed() else in_vain + 1
             if in_vain > limit:
                 self.say(f"{ended}; {limit} restarts brought no newer checkpoint: giving up")
@@ -229,13 +231,13 @@ class KeepAlive:
         if asked and not in_time:
             say(f"the ranks did not stop within {grace:g} s and were killed; {resumes}")
             return ExitCode.FAILURE
-        stopped = run_folder.read(self.spec.output / run_folder.STOPPED)
+        stopped = run_folder.read_marker(self.spec.output / run_folder.STOPPED)
         if stopped is not None and attempt.is_new(run_folder.STOPPED):
             # the step at which the run was stopped must have its checkpoint; before the first there need be none
             step = stopped.get("step")
             reason = stopped.get("reason")
-            steps = [checkpoint.step_of(each) for each in checkpoint.committed(self.spec.output)]
-            if step == 0 or step in steps:
+            steps = [0, *map(checkpoint.step_of, checkpoint.committed(self.spec.output))]
+            if step in steps:
                 say(f"the run was stopped ({reason}) and stays stopped; {resumes}")
                 return ExitCode.OK
             say(
@@ -273,9 +275,7 @@ class _Attempt:
         """Whether some of its ranks have locked the run's folder."""
         names = (run_folder.BEGUN, run_folder.FINISHED, run_folder.STOPPED)
         self._markers = {name: _stamp(output / name) for name in names}
-        self._checkpoints = {
-            _stamp(folder / checkpoint.MANIFEST) for folder in checkpoint.committed(output)
-        }
+        self._checkpoints = _checkpoint_stamps(output)
         self._folder = tempfile.TemporaryDirectory(prefix="keep_alive-")
         self._code_file = Path(self._folder.name) / "code"
         environment = {**os.environ, exit_codes.FILE: str(self._code_file)}
@@ -308,7 +308,7 @@ class _Attempt:
     def is_finished(self) -> bool:
         """Return whether the run is finished. An older marker counts if the command kept it and exited with 0: there
         was nothing to do."""
-        if run_folder.read(self.output / run_folder.FINISHED) is None:
+        if run_folder.read_marker(self.output / run_folder.FINISHED) is None:
             return False
         return self.is_new(run_folder.FINISHED) or self.code == ExitCode.OK
 
@@ -318,10 +318,7 @@ class _Attempt:
 
     def has_progressed(self) -> bool:
         """Return whether a checkpoint was committed since the start, if only in place of a damaged one."""
-        stamps = {
-            _stamp(folder / checkpoint.MANIFEST) for folder in checkpoint.committed(self.output)
-        }
-        return bool(stamps - self._checkpoints)
+        return bool(_checkpoint_stamps(self.output) - self._checkpoints)
 
     def end(self, grace: float, ask: bool) -> bool:
         """Wait ``grace`` seconds for the ranks to commit and exit, then kill what is left on this machine.
@@ -334,12 +331,12 @@ class _Attempt:
         in_time = True
         while (ranks := self._ranks()) or self.is_running():
             self.had_begun = self.had_begun or bool(ranks)
-            for pid in {rank.pid for rank in ranks if ask and rank.is_here and rank.pid} - asked:
-                asked.add(pid)
-                _send(pid, signal.SIGTERM)
-            if time.monotonic() - began > (
-                grace if self.had_begun else min(grace, STARTING_SECONDS)
-            ):
+            if ask:
+                for pid in _pids_here(ranks) - asked:
+                    asked.add(pid)
+                    _send(pid, signal.SIGTERM)
+            allowed = grace if self.had_begun else min(grace, STARTING_SECONDS)
+            if time.monotonic() - began > allowed:
                 in_time = not self.had_begun
                 break
             time.sleep(_POLL_SECONDS)
@@ -351,9 +348,8 @@ class _Attempt:
         disk cannot be killed."""
         until = time.monotonic() + LONGEST_KILL
         while time.monotonic() < until:
-            pids = self._processes() | {
-                rank.pid for rank in self._ranks() if rank.is_here and rank.pid
-            }
+            # ranks that left the session, such as those of a launcher that makes sessions itself, have the lock
+            pids = self._processes() | _pids_here(self._ranks())
             if not pids:
                 break
             for pid in pids:
@@ -365,11 +361,11 @@ class _Attempt:
         """Return the ranks that have the run's folder locked, on any machine; on a file system without locks, processes
         of this attempt that have a file there."""
         own = self._processes()
-        return [
-            rank
-            for rank in run_lock.named(self.output)
-            if rank.is_locked or (rank.is_here and rank.pid in own)
-        ]
+        ranks = []
+        for rank in run_lock.named(self.output):
+            if rank.is_locked or (rank.is_here and rank.pid in own):
+                ranks.append(rank)
+        return ranks
 
     def _processes(self) -> set[int]:
         """Return the living processes of its session, without zombies."""
@@ -382,6 +378,14 @@ class _Attempt:
                 ):
                     pids.add(pid)
         return pids
+
+
+def _checkpoint_stamps(output: Path) -> set[tuple[int, int] | None]:
+    return {_stamp(folder / checkpoint.MANIFEST) for folder in checkpoint.committed(output)}
+
+
+def _pids_here(ranks: Sequence[run_lock.Holder]) -> set[int]:
+    return {rank.pid for rank in ranks if rank.is_here and rank.pid}
 
 
 def _send(pid: int, number: int) -> None:

@@ -133,7 +133,8 @@ class RunLock:
         try:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, (json.dumps(holder) + "\n").encode(), 0)
-        except OSError as error:  # a full disk; the lock itself needs no space
+        except OSError as error:
+            # a full disk; the lock itself needs no space
             logger.warning("%s: %s", self.path, storage.explain(error, self.output))
 
     def release(self) -> None:
@@ -146,19 +147,17 @@ class RunLock:
 def named(output: Path) -> list[Holder]:
     """Return the ranks that have a file in this folder, locked or not, by number: killed ones too, and those on a file
     system without locks."""
-    try:
-        matches = [
-            match
-            for path in (output / run_folder.RANKS).iterdir()
-            if (match := _FILE.fullmatch(path.name))
-        ]
-    except OSError:
-        return []
+    files = []
+    with contextlib.suppress(OSError):
+        for match in map(_FILE.fullmatch, os.listdir(output / run_folder.RANKS)):
+            if match:
+                files.append((int(match[1]), match[0]))
     holders = []
-    for rank, name in sorted((int(match[1]), match[0]) for match in matches):
+    for rank, name in sorted(files):
         try:
             descriptor = os.open(output / run_folder.RANKS / name, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # released meanwhile
+        except OSError:
+            # released meanwhile
             continue
         is_locked = False
         try:
@@ -171,7 +170,8 @@ def named(output: Path) -> list[Holder]:
             holder = Holder(
                 rank, int(content["pid"]), content["host"], content["started"], is_locked
             )
-        except (ValueError, TypeError, KeyError):  # not written completely yet
+        except (ValueError, TypeError, KeyError):
+            # not written completely yet
             holder = Holder(rank, is_locked=is_locked)
         os.close(descriptor)
         holders.append(holder)
@@ -191,12 +191,15 @@ def refuse(output: Path, *, others_only: bool = False) -> list[Problem]:
     if not holders:
         return []
     wrong = f"another run is using this folder: {'; '.join(map(str, holders))}"
+    commands: dict[str, str] = {}
+    for holder in holders:
+        if holder.pid is not None:
+            commands[holder.host] = f"{commands.get(holder.host, 'kill')} {holder.pid}"
     kills = []
-    for host in dict.fromkeys(holder.host for holder in holders if holder.pid is not None):
-        pids = " ".join(
-            str(holder.pid) for holder in holders if holder.host == host and holder.pid is not None
-        )
-        kills.append(f"`kill {pids}`" + ("" if host == socket.gethostname() else f" on {host}"))
+    for host, command in commands.items():
+        kills.append(f"`{command}`")
+        if host != socket.gethostname():
+            kills[-1] += f" on {host}"
     remedy = (
         f"wait for its end, or stop it with {', '.join(kills)}; it commits a checkpoint and exits"
     )
@@ -208,6 +211,7 @@ def not_shared(output: Path, rank_sync: "RankSync") -> list[Problem]:
     here = process_info.current()
     if here.is_single_node:
         return []
+    # by host and process, since an older run's file may have the same name
     machine, host, pid = rank_sync.first((here.machine, here.host, os.getpid()))
     for _ in range(_LOOKS):
         if any((holder.host, holder.pid) == (host, pid) for holder in named(output)):

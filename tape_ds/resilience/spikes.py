@@ -59,16 +59,18 @@ class SpikeDetector:
         """Add the next loss; return the spike, if it is one."""
         if not self.sigma or not math.isfinite(loss):
             return None
-        median = deviation = math.inf  # with too little history
+        # with too little history
+        median = deviation = math.inf
         if len(self.history) >= min(FEWEST, self.history.maxlen or FEWEST):
             median = statistics.median(self.history)
-            deviation = TO_SIGMA * statistics.median(abs(each - median) for each in self.history)
+            deviation = TO_SIGMA * statistics.median(abs(past - median) for past in self.history)
             deviation = max(deviation, LEAST_SHARE * abs(median), LEAST)
         if loss <= median + self.sigma * deviation:
             self.history.append(loss)
             self.above.clear()
             return None
         self.above.append(loss)
+        # after a change of the data, say: without this no later loss would enter the history
         new_level = len(self.above) == PATIENCE
         if new_level:
             self.history.clear()

@@ -219,7 +219,8 @@ def shield_worker(worker_id: int, init: Callable[[int], None] | None = None) -> 
     """
     rank = multiprocessing.parent_process()
     parent = os.getppid()
-    if rank is not None:  # else a thread of the rank itself
+    # None: a thread of the rank itself
+    if rank is not None:
 
         def exit_with_rank() -> None:
             while os.getppid() == parent:
@@ -257,7 +258,8 @@ def take_save_request(output: Path) -> str | None:
     try:
         status = path.stat()
         if status.st_size == 0 and 0 <= time.time() - status.st_mtime < _WRITING_SECONDS:
-            return None  # perhaps still being written
+            # perhaps still being written
+            return None
         text = path.read_text(encoding="utf-8", errors="replace").strip()
         path.unlink()
     except FileNotFoundError:

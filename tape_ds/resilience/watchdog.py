@@ -53,6 +53,7 @@ def who_is_behind(rank: int, beats: Sequence[Beat | None]) -> str | None:
     last of every rank, None for one that never had any; empty if the store does not answer."""
     if not beats:
         return "the job's store does not answer: rank 0, which holds it, is stopped or gone, or never came"
+    # a rank that was never seen is before all others
     places = [(-1, -1, False) if beat is None else beat[:3] for beat in beats]
     behind = [number for number, place in enumerate(places) if place == min(places)]
     if len(behind) == len(beats):
@@ -62,7 +63,8 @@ def who_is_behind(rank: int, beats: Sequence[Beat | None]) -> str | None:
         return None
     if rank in behind:
         return "the other ranks wait for this one"
-    if any(number < rank and number not in behind for number in range(len(beats))):
+    # the first rank that is not missing reports for all
+    if any(number not in behind for number in range(rank)):
         return None
     described = []
     for number in behind[:4]:
@@ -116,8 +118,10 @@ class Watchdog:
         self._store = store
         self._connection: Any = None
         """A second connection to the store: it shares no lock with training."""
-        self._alarm, self._closed = threading.Event(), threading.Event()
+        self._alarm = threading.Event()
+        self._closed = threading.Event()
         self._beat = Beat(0, 0, False, "start", time.time(), self._name)
+        # two, since the store may not answer, which the one that watches must notice
         self._threads = [
             threading.Thread(target=loop, daemon=True) for loop in (self._watch, self._publish)
         ]
@@ -220,11 +224,12 @@ class Watchdog:
             store.set("alarm", "1")
             store.set(f"rank-{self.rank}", json.dumps(beat))
             self._meet("conferring", GRACE_SECONDS)
-            names = [f"rank-{rank}" for rank in range(self.world)]
-            return [
-                Beat(*json.loads(store.get(name))) if store.check([name]) else None
-                for name in names
-            ]
+            beats: list[Beat | None] = [None] * self.world
+            for rank in range(self.world):
+                # `get` would wait for a rank that has never published one
+                if store.check([f"rank-{rank}"]):
+                    beats[rank] = Beat(*json.loads(store.get(f"rank-{rank}")))
+            return beats
 
         reason: str | None = "there is no other rank"
         if self.world > 1:

@@ -33,10 +33,13 @@ class AnswerText:
         self._decode = decode or texts.decode
         self._stops = stops
         self._ids = list(context)
-        self._start = 0  # of the window, in tokens
-        self._before = 0  # characters before the window
+        # of the window, in tokens
+        self._start = 0
+        # characters before the window
+        self._before = 0
         self._origin = len(self._decode(self._ids)) if context else 0
-        self._sent = self._origin  # characters that were given
+        # characters that were given
+        self._sent = self._origin
         self.stopped = False
         """Whether a stop string was found."""
 
@@ -66,6 +69,7 @@ class AnswerText:
 
     def _settled(self) -> str:
         end = len(self._ids)
+        # a run of bytes may still become a character, whose text is then another
         while end > self._start and self._ids[end - 1] in self._texts.run_tokens:
             end -= 1
         text = self._decode(self._ids[self._start : end]).rstrip(UNREADABLE)
@@ -75,10 +79,10 @@ class AnswerText:
 
     def _given(self, window_text: str, *, is_whole: bool) -> str:
         fresh = window_text[self._sent - self._before :]
-        found = [place for place in (fresh.find(stop) for stop in self._stops) if place >= 0]
-        if found:
+        places = [fresh.index(stop) for stop in self._stops if stop in fresh]
+        if places:
             self.stopped = True
-            fresh = fresh[: min(found)]
+            fresh = fresh[: min(places)]
         elif not is_whole:
             fresh = fresh[: len(fresh) - self._begun(fresh)]
         self._sent += len(fresh)
@@ -94,10 +98,12 @@ class AnswerText:
 
     def _move(self) -> None:
         """Let the window begin later, where the text falls into two parts that were both given."""
+        # half of it, so that the next many tokens need no move
         start = len(self._ids) - _WINDOW // 2
         whole = self._decode(self._ids[self._start :])
         rest = self._decode(self._ids[start:])
         first = whole.removesuffix(rest)
+        # where a character, or a run of bytes, would be cut, the window stays: the next token tries again
         cut_through = (
             rest.startswith(UNREADABLE)
             or first.endswith(UNREADABLE)

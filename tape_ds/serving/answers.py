@@ -38,7 +38,7 @@ class Piece:
     """Tokens of the whole answer, the one that ends it included; of the last piece."""
 
 
-def write(
+def write_answers(
     served: Served,
     job: AnswerJob,
     prompt: PromptTokens,
@@ -53,14 +53,17 @@ def write(
     read = ReadPrompt(served, prompt.ids, len(choices) if settings.max_tokens else 0)
     tokens: list[Token] = []
     if echo and settings.likeliest is not None:
-        found = score_prompt(
+        scored = score_prompt(
             read, settings.likeliest, job.check, with_cache=settings.max_tokens > 1
         )
-        tokens = [Token(each, offset) for each, offset in zip(found, prompt.offsets, strict=True)]
+        for one, offset in zip(scored, prompt.offsets, strict=True):
+            tokens.append(Token(one, offset))
     for choice, own in choices.items():
+        # each choice has it, as OpenAI's have
         if echo:
             job.put(Piece(choice, prompt.text, tokens))
         writer = _Writer(served, job, choice, prompt, own, echo)
+        # none: only the prompt's probabilities were asked for
         if own.max_tokens:
             continue_prompt(read, own, writer.tell, job.check)
         writer.finish()
@@ -82,8 +85,13 @@ class _Writer:
         self.job = job
         self.choice = choice
         self.with_tokens = settings.likeliest is not None
-        self.shift = len(prompt.text) if echo else 0
-        self.text = AnswerText(served.texts, settings.stops, prompt.ids[-_CONTEXT:] if echo else ())
+        self.shift = 0
+        context: Sequence[int] = ()
+        # offsets count from the prompt's begin, and the answer's first word has its space
+        if echo:
+            self.shift = len(prompt.text)
+            context = prompt.ids[-_CONTEXT:]
+        self.text = AnswerText(served.texts, settings.stops, context)
         self.waiting: list[Token] = []
         self.drawn = 0
         self.has_ended = False
@@ -104,9 +112,9 @@ class _Writer:
     def finish(self) -> None:
         rest = self.text.finish()
         tokens = self._begun() if self.text.stopped else self.waiting
-        reason: Literal["stop", "length"] = (
-            "stop" if self.has_ended or self.text.stopped else "length"
-        )
+        reason: Literal["stop", "length"] = "length"
+        if self.has_ended or self.text.stopped:
+            reason = "stop"
         self.job.put(Piece(self.choice, rest, tokens, reason, self.drawn))
 
     def _begun(self) -> list[Token]:
@@ -129,6 +137,7 @@ class Whole:
 
 async def gather(job: AnswerJob, choices: int) -> list[Whole]:
     """Return the choices of a job when it is done."""
+    # joined at the end: to add to a text that is long already copies it
     texts: list[list[str]] = [[] for _ in range(choices)]
     whole = [Whole() for _ in range(choices)]
     while True:

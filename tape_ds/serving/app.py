@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from tape_ds.serving import requests
-from tape_ds.serving.answers import gather, write
+from tape_ds.serving.answers import gather, write_answers
 from tape_ds.serving.chat_form import ChatForm
 from tape_ds.serving.completion_form import CompletionForm
 from tape_ds.serving.engine import AnswerEngine, AnswerJob
@@ -53,6 +53,7 @@ class Server:
         self.served = served
         self.engine = AnswerEngine()
         self.prompts = Prompts(served)
+        # one thread each: tokenizers are not made for two, and answers are written in turn
         self._reading = ThreadPoolExecutor(1, "tape-ds prompts")
         self._writing = ThreadPoolExecutor(1, "tape-ds answers")
 
@@ -78,17 +79,15 @@ class Server:
         self.check_model(asked.model)
         echo = bool(asked.echo)
         most = COMPLETION_TOKENS if asked.max_tokens is None else asked.max_tokens
-        with_offsets = echo
-        read = await self.read(
-            self.prompts.of_completion, asked.prompts, min(most, 1), with_offsets
-        )
+        # offsets are of the echoed text
+        read = await self.read(self.prompts.of_completion, asked.prompts, min(most, 1), echo)
         answers = asked.n or 1
         settings = self.settings(asked, most, asked.logprobs)
 
         def work(job: AnswerJob) -> None:
             for number, prompt in enumerate(read):
                 choices = self.choices(settings, prompt, answers, number * answers)
-                write(self.served, job, prompt, choices, echo=echo)
+                write_answers(self.served, job, prompt, choices, echo=echo)
 
         tokens = sum(len(prompt.ids) for prompt in read)
         with_logprobs = asked.logprobs is not None
@@ -101,7 +100,10 @@ class Server:
         self.check_model(asked.model)
         prompt = await self.read(self.prompts.of_chat, asked)
         answers = asked.n or 1
-        likeliest = (asked.top_logprobs or 0) if asked.logprobs else None
+        # 0: the probability of the answer's own tokens, and of no others
+        likeliest = None
+        if asked.logprobs:
+            likeliest = asked.top_logprobs or 0
         settings = self.settings(asked, asked.max_completion_tokens or asked.max_tokens, likeliest)
         form = ChatForm(
             self.served,
@@ -112,7 +114,7 @@ class Server:
         )
 
         def work(job: AnswerJob) -> None:
-            write(self.served, job, prompt, self.choices(settings, prompt, answers))
+            write_answers(self.served, job, prompt, self.choices(settings, prompt, answers))
 
         return await self.answer(work, form, request, answers, asked.stream)
 
@@ -123,7 +125,7 @@ class Server:
         form = ResponseForm(self.served, len(prompt.ids), asked, settings)
 
         def work(job: AnswerJob) -> None:
-            write(self.served, job, prompt, self.choices(settings, prompt, 1))
+            write_answers(self.served, job, prompt, self.choices(settings, prompt, 1))
 
         return await self.answer(work, form, request, 1, asked.stream)
 
@@ -134,6 +136,7 @@ class Server:
         usual = self.served.defaults
         sampled: dict[str, Any] = {}
         if isinstance(asked, requests.Sampled):
+            # JSON has numbers as names in quotes
             biases = {int(token): bias for token, bias in (asked.logit_bias or {}).items()}
             outside = [token for token in biases if token >= self.served.rows]
             if outside:
@@ -168,10 +171,11 @@ class Server:
         fitted = replace(settings, max_tokens=min(settings.max_tokens, room))
         if settings.seed is None:
             return dict.fromkeys(range(first, first + answers), fitted)
-        return {
-            choice: replace(fitted, seed=(settings.seed + choice) % 2**63)
-            for choice in range(first, first + answers)
-        }
+        numbered = {}
+        for choice in range(first, first + answers):
+            # as torch takes them
+            numbered[choice] = replace(fitted, seed=(settings.seed + choice) % 2**63)
+        return numbered
 
     async def answer(
         self,
@@ -184,17 +188,20 @@ class Server:
         job = self.engine.submit(work)
         if stream:
             return StreamingResponse(self.events(job, form), media_type="text/event-stream")
+        # a client that leaves frees the model for the next one, although nothing is sent until the end
         gathering = asyncio.create_task(gather(job, choices))
         leaving = asyncio.create_task(left(request))
         try:
             await asyncio.wait({gathering, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not gathering.done():
-                return JSONResponse({}, 499)  # the client has left
+                # the client has left
+                return JSONResponse({}, 499)
             whole = gathering.result()
             content = await self.write(lambda: written(form.whole(whole)).encode())
             return Response(content, media_type="application/json")
         finally:
             job.leave()
+            # waited for: a task that is dropped with an error is logged as a traceback
             for task in (gathering, leaving):
                 task.cancel()
                 with suppress(asyncio.CancelledError, RefusalError):
@@ -209,13 +216,16 @@ class Server:
                 piece = await job.next()
                 if piece is None:
                     break
-                is_long = len(piece.tokens) > MANY_TOKENS
-                written = await self.write(form.piece, piece) if is_long else form.piece(piece)
+                if len(piece.tokens) > MANY_TOKENS:
+                    written = await self.write(form.piece, piece)
+                else:
+                    written = form.piece(piece)
                 for each in written:
                     yield each
             for each in form.end():
                 yield each
         except RefusalError as refusal:
+            # the status was sent with the first piece: what is wrong is an event
             for each in form.failed(refusal):
                 yield each
         finally:

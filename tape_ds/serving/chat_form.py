@@ -56,10 +56,9 @@ class ChatForm:
         return {**self.head, "object": "chat.completion", "choices": made, "usage": counts}
 
     def begin(self) -> list[str]:
-        return [
-            self._chunk(index, {"role": "assistant", "content": ""}, None, None)
-            for index in range(self.choices)
-        ]
+        # OpenAI's first chunk of a choice has the role, and no text
+        first = {"role": "assistant", "content": ""}
+        return [self._chunk(index, first, None, None) for index in range(self.choices)]
 
     def piece(self, piece: Piece) -> list[str]:
         self.drawn += piece.drawn
@@ -88,6 +87,7 @@ class ChatForm:
 
     def _chunk(self, index: int, delta: dict[str, Any], logprobs: Any, finish: str | None) -> str:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        # with stream_options every chunk has the field
         last = {"usage": None} if self.wants_usage else {}
         return event({**self.head, "object": "chat.completion.chunk", "choices": [choice], **last})
 
@@ -104,9 +104,6 @@ class ChatForm:
 
     def _logprob(self, token: int, logprob: float | None) -> dict[str, Any]:
         text, parts = self.served.texts.of(token)
-        known = None if parts is None else list(parts)
-        return {
-            "token": text,
-            "bytes": known,
-            "logprob": None if logprob is None else finite(logprob),
-        }
+        if logprob is not None:
+            logprob = finite(logprob)
+        return {"token": text, "bytes": parts and list(parts), "logprob": logprob}

@@ -62,6 +62,7 @@ class CompletionForm:
         return [event({"error": refusal.error}), DONE]
 
     def _chunk(self, choices: list[dict[str, Any]]) -> str:
+        # with stream_options every chunk has the field
         last = {"usage": None} if self.wants_usage else {}
         return event({**self.head, "choices": choices, **last})
 
@@ -73,16 +74,17 @@ class CompletionForm:
 
     def _logprobs(self, tokens: Sequence[Token]) -> dict[str, Any]:
         names = []
-        own: list[float | None] = []
+        logprobs: list[float | None] = []
         top: list[dict[str, float] | None] = []
         for token in tokens:
             name = self.served.texts.of(token.scored.token)[0]
             names.append(name)
+            # a text's first token has no place before it
             if token.scored.logprob is None:
-                own.append(None)
+                logprobs.append(None)
                 top.append(None)
                 continue
-            own.append(finite(token.scored.logprob))
+            logprobs.append(finite(token.scored.logprob))
             likeliest: dict[str, float] = {}
             for other, logprob in token.scored.likeliest:
                 # two tokens may be one text: the likelier one comes first and stays
@@ -90,4 +92,9 @@ class CompletionForm:
             likeliest.setdefault(name, finite(token.scored.logprob))
             top.append(likeliest)
         offsets = [token.offset for token in tokens]
-        return {"tokens": names, "token_logprobs": own, "top_logprobs": top, "text_offset": offsets}
+        return {
+            "tokens": names,
+            "token_logprobs": logprobs,
+            "top_logprobs": top,
+            "text_offset": offsets,
+        }

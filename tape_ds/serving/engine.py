@@ -38,7 +38,8 @@ class AnswerJob:
         """Hand over a result, an exception to raise, or None at the end; from any thread."""
         try:
             self._loop.call_soon_threadsafe(self._results.put_nowait, result)
-        except RuntimeError:  # the loop is closed: the server ends
+        except RuntimeError:
+            # the loop is closed: the server ends
             self._left.set()
 
     async def next(self) -> Any:
@@ -97,7 +98,7 @@ class AnswerEngine:
             if self._ending:
                 raise _ending()
             # a client that gives up and asks again must not fill the queue with its old requests
-            self._jobs = deque(each for each in self._jobs if not each.is_left)
+            self._jobs = deque(waiting for waiting in self._jobs if not waiting.is_left)
             if len(self._jobs) >= MOST_WAITING:
                 wrong = f"{MOST_WAITING} requests are waiting already: try again later."
                 raise RefusalError(wrong, status=503, code="server_overloaded")
@@ -118,6 +119,7 @@ class AnswerEngine:
         """Drop all jobs; return whether the thread ended within some seconds."""
         with self._changed:
             self._closed = True
+            # it looks whether its client is there before each token
             if self._running is not None:
                 self._running.leave()
             self._changed.notify()
@@ -150,6 +152,7 @@ class AnswerEngine:
                 # of one request; a panic of a Rust library is no Exception
                 log.exception("a request failed")
                 job.put(_failed(error))
+            # or its results would be held until the next one comes
             del job
 
 

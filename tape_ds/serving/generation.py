@@ -43,6 +43,7 @@ def scored(logits_NV: Tensor, tokens: Sequence[int], likeliest: int) -> list[Sco
     own_N1 = logprobs_NV.gather(1, torch.tensor(tokens, device=logprobs_NV.device)[:, None])
     values_NK, ids_NK = logprobs_NV.topk(min(likeliest, logprobs_NV.shape[-1]))
     found = []
+    # as lists at once: a number at a time would wait for the GPU each time
     rows = zip(tokens, own_N1[:, 0].tolist(), ids_NK.tolist(), values_NK.tolist(), strict=True)
     for token, own, ids, values in rows:
         found.append(Scored(token, own, tuple(zip(ids, values, strict=True))))
@@ -51,7 +52,8 @@ def scored(logits_NV: Tensor, tokens: Sequence[int], likeliest: int) -> list[Sco
 
 def require_finite(logits: Tensor) -> None:
     """Refuse NaN and infinity; -infinity is a token that the model rules out."""
-    largest = logits.max(dim=-1).values  # NaN if one is
+    # NaN if one is
+    largest = logits.max(dim=-1).values
     if not bool(largest.isfinite().all()):
         wrong = "The model's logits are not finite numbers: its weights or its configuration are damaged."
         raise RefusalError(wrong, status=500, code="logits_not_finite")
@@ -124,6 +126,7 @@ def continue_prompt(
     processors = LogitsProcessorList([seen, *settings.processors(len(prompt.ids))])
     told = _Told(seen, settings, tell)
     seed = secrets.randbits(63) if settings.seed is None else settings.seed
+    # the process's own random numbers stay as they were
     gpus = [served.device] if served.device.type == "cuda" else []
     with torch.random.fork_rng(devices=gpus), served.noticing(check):
         torch.manual_seed(seed)
@@ -153,11 +156,17 @@ def _generate(
     told: _Told,
 ) -> None:
     model = served.model
-    unread = ids_1T.shape[1] - (0 if cache is None else cache.get_seq_length())
+    unread = ids_1T.shape[1]
+    kept = {}
+    if cache is not None:
+        unread -= cache.get_seq_length()
+        kept[CACHE] = cache
+    # in one piece a long prompt's logits and masks would take more memory than its cache
     in_pieces = unread > CHUNK and reads_in_pieces(model)
     config = GenerationConfig(
         do_sample=not settings.is_greedy,
-        top_k=None if settings.is_greedy else 0,  # generate fills in 50 for None
+        # generate fills in 50 for None
+        top_k=None if settings.is_greedy else 0,
         max_new_tokens=most,
         use_cache=True,
         prefill_chunk_size=CHUNK if in_pieces else None,
@@ -169,5 +178,5 @@ def _generate(
         generation_config=config,
         logits_processor=processors,
         stopping_criteria=StoppingCriteriaList([told]),
-        **({} if cache is None else {CACHE: cache}),
+        **kept,
     )

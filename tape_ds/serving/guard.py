@@ -60,7 +60,8 @@ class Guard:
             await response(scope, receive, send)
             return
         if received is None:
-            return  # the client left
+            # the client left
+            return
         waiting = [received]
 
         async def replay() -> Message:
@@ -80,6 +81,7 @@ class Guard:
                 raise RefusalError(wrong, status=421)
         if method != "POST":
             return
+        # a web page may send other types to any server without asking it
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise RefusalError(f"Content-Type = {kind[:100]!r}: send application/json.", status=415)
@@ -88,6 +90,7 @@ class Guard:
             raise RefusalError(
                 f"Content-Encoding = {coding[:100]!r}: send the body as it is.", status=415
             )
+        # refused before it is received; a body in chunks has no length, and is counted as it comes
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > self.most_bytes:
             raise self._too_large()

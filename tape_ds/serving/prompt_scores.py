@@ -43,6 +43,7 @@ def score_prompt(
     found = [Scored(prompt.ids[0])]
     targets = prompt.ids[1:]
     for start in range(0, len(targets), CHUNK):
+        # between pieces: a client that has left must not hold up the others for a whole prompt
         check()
         part = targets[start : start + CHUNK]
         found += scored(head(hidden_TD[start : start + len(part)]), part, likeliest)

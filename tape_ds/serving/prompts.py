@@ -8,7 +8,7 @@ from typing import Any
 from tape_ds.data.prompting import prompt_part
 from tape_ds.serving.answer_text import AnswerText
 from tape_ds.serving.refusal import RefusalError
-from tape_ds.serving.requests import ChatRequest, ResponseRequest
+from tape_ds.serving.requests import ChatRequest, Message, ResponseMessage, ResponseRequest
 from tape_ds.serving.served import Served
 from tape_ds.serving.token_texts import TokenTexts
 
@@ -19,6 +19,17 @@ class PromptTokens:
     text: str
     offsets: list[int]
     """Character of ``text`` at which each token begins; empty unless asked for."""
+
+
+def _turns_of(messages: Sequence[Message | ResponseMessage]) -> list[dict[str, str]]:
+    """Return messages as chat templates take them, the parts of each as lines of one text."""
+    turns = []
+    for message in messages:
+        text = message.content
+        if not isinstance(text, str):
+            text = "\n".join(part.text for part in text)
+        turns.append({"role": message.role, "content": text})
+    return turns
 
 
 class Prompts:
@@ -42,22 +53,16 @@ class Prompts:
         read = []
         for number, given in enumerate(prompts):
             field = "prompt" if len(prompts) == 1 else f"prompt.{number}"
-            prompt = (
-                self._of_text(given, field, with_offsets)
-                if isinstance(given, str)
-                else self._of_ids(given, with_offsets)
-            )
+            if isinstance(given, str):
+                prompt = self._of_text(given, field, with_offsets)
+            else:
+                prompt = self._of_ids(given, with_offsets)
             self._check(prompt.ids, field, answer)
             read.append(prompt)
         return read
 
     def of_chat(self, request: ChatRequest) -> PromptTokens:
-        turns = []
-        for message in request.messages:
-            parts = message.content
-            text = parts if isinstance(parts, str) else "\n".join(part.text for part in parts)
-            turns.append({"role": message.role, "content": text})
-        return self._of_turns(turns, "messages")
+        return self._of_turns(_turns_of(request.messages), "messages")
 
     def of_response(self, request: ResponseRequest) -> PromptTokens:
         turns = []
@@ -66,10 +71,7 @@ class Prompts:
         if isinstance(request.input, str):
             turns.append({"role": "user", "content": request.input})
         else:
-            for message in request.input:
-                parts = message.content
-                text = parts if isinstance(parts, str) else "\n".join(part.text for part in parts)
-                turns.append({"role": message.role, "content": text})
+            turns += _turns_of(request.input)
         return self._of_turns(turns, "input")
 
     def _of_turns(self, turns: list[dict[str, str]], field: str) -> PromptTokens:
@@ -79,12 +81,14 @@ class Prompts:
         self._check_characters(sum(len(turn["content"]) for turn in turns), field)
         for turn in turns:
             if turn["role"] == "developer":
-                turn["role"] = "system"  # its name in chat templates
+                # its name in chat templates
+                turn["role"] = "system"
         try:
             text = self.tokenizer.apply_chat_template(
                 turns, add_generation_prompt=True, tokenize=False
             )
-        except Exception as error:  # a template may raise anything
+        except Exception as error:
+            # a template may raise anything
             said = " ".join(str(error).split())[:300]
             raise RefusalError(
                 f"{field}: the model's chat template refuses them: {said}", field
@@ -102,20 +106,26 @@ class Prompts:
         ids = encoded["input_ids"][part]
         if located:
             return PromptTokens(ids, text, [start for start, _ in encoded["offset_mapping"][part]])
-        return PromptTokens(ids, text, self._offsets(ids)[0] if with_offsets else [])
+        offsets: list[int] = []
+        # a tokenizer in Python alone does not say where its tokens begin
+        if with_offsets:
+            offsets, _ = self._offsets(ids)
+        return PromptTokens(ids, text, offsets)
 
     def _of_ids(self, ids: list[int], with_text: bool) -> PromptTokens:
         if not with_text:
             return PromptTokens(ids, "", [])
         if max(ids) >= self.served.rows:
-            return PromptTokens(ids, "", [])  # is refused
+            # is refused
+            return PromptTokens(ids, "", [])
         offsets, text = self._offsets(ids)
         return PromptTokens(ids, text, offsets)
 
     def _offsets(self, ids: Sequence[int]) -> tuple[list[int], str]:
         """Return where each token begins in the text of all, and that text."""
         if len(ids) > self.served.length:
-            return [], ""  # is refused
+            # is refused
+            return [], ""
         grown = AnswerText(self.texts, decode=self.texts.decode_all)
         offsets = []
         text = ""

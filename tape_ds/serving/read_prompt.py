@@ -44,6 +44,7 @@ class ReadPrompt:
         answer is about to be written into this very cache."""
         self.next_logits_1V = next_logits_1V.clone()
         self._cache = cache
+        # this very cache is about to hold an answer as well, and could not be cut back
         if grows and cache is not None and not is_cuttable(cache):
             self._cache = copy.deepcopy(cache)
 

@@ -36,7 +36,7 @@ def of_validation(errors: Sequence[Mapping[str, Any]], body: Any) -> RefusalErro
         errors: pydantic's.
         body: as it was parsed.
     """
-    wrong: dict[str, list[str]] = {}
+    messages_of: dict[str, list[str]] = {}
     depths: dict[str, int] = {}
     for error in errors:
         place = tuple(error["loc"])
@@ -51,8 +51,10 @@ def of_validation(errors: Sequence[Mapping[str, Any]], body: Any) -> RefusalErro
             # of several fields: the message names one
             message = error["msg"].removeprefix("Value error, ")
             named, _, rest = message.partition(": ")
-            is_field = isinstance(body, dict) and named in body
-            wrong.setdefault(named if is_field else "", []).append(rest if is_field else message)
+            if not (isinstance(body, dict) and named in body):
+                named = ""
+                rest = message
+            messages_of.setdefault(named, []).append(rest)
             continue
         # a field that may have one of several forms has errors of each; the deepest fits best what was written
         top = path[0]
@@ -60,16 +62,17 @@ def of_validation(errors: Sequence[Mapping[str, Any]], body: Any) -> RefusalErro
             continue
         if len(path) > depths.get(top, 0):
             depths[top] = len(path)
-            for field in [each for each in wrong if each.split(".")[0] == top]:
-                del wrong[field]
+            for field in list(messages_of):
+                if field.split(".")[0] == top:
+                    del messages_of[field]
         message = error["msg"].removeprefix("Value error, ")
-        messages = wrong.setdefault(".".join(path), [])
+        messages = messages_of.setdefault(".".join(path), [])
         if message not in messages:
             messages.append(message)
     said = []
-    for field, messages in wrong.items():
+    for field, messages in messages_of.items():
         said.append(f"{field or 'The body'}: {' or '.join(messages)}.")
-    first = next(iter(wrong), "") or None
+    first = next(iter(messages_of), "") or None
     codes = {"extra_forbidden": "unknown_parameter", "missing": "missing_required_parameter"}
     return RefusalError(" ".join(said), first, code=codes.get(errors[0]["type"], "invalid_value"))
 

@@ -23,7 +23,8 @@ from pydantic_core import PydanticCustomError
 MOST_ANSWERS = 128
 """Of one request: prompts times ``n``; OpenAI's own limit of ``n``."""
 MOST_STOPS = 16
-LONGEST_STOP = 256  # characters
+# characters
+LONGEST_STOP = 256
 MOST_MESSAGES = 4096
 MOST_ENTRIES = 1024
 """Of an object; OpenAI's own limit of logit_bias."""
@@ -180,6 +181,7 @@ class CompletionRequest(Sampled):
     def prompts(self) -> Sequence[str | list[int]]:
         if isinstance(self.prompt, str):
             return [self.prompt]
+        # one prompt of ids, not one for each id
         if isinstance(self.prompt[0], int):
             return [self.prompt]
         return self.prompt
@@ -208,12 +210,15 @@ class ChatRequest(Sampled):
     response_format: TextFormat | None = None
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True, max_length=1)] | None = None
     tool_choice: Literal["none", "auto"] | None = None
-    parallel_tool_calls: bool | None = None  # of no tools
+    # of no tools
+    parallel_tool_calls: bool | None = None
     function_call: Literal["none", "auto"] | None = None
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
-    safety_identifier: Name | None = None  # as user
-    prompt_cache_key: Name | None = None  # as user
+    # as user
+    safety_identifier: Name | None = None
+    # as user
+    prompt_cache_key: Name | None = None
 
     @model_validator(mode="after")
     def _what_fits_together(self) -> "ChatRequest":
@@ -265,9 +270,12 @@ class ResponseRequest(Request):
     store: Literal[False] | None = None
     background: Literal[False] | None = None
     tool_choice: Literal["none", "auto"] | None = None
-    parallel_tool_calls: bool | None = None  # of no tools
+    # of no tools
+    parallel_tool_calls: bool | None = None
     top_logprobs: Literal[0] | None = None
     stream_options: StreamOptions | None = None
     service_tier: Literal["auto", "default"] | None = None
-    safety_identifier: Name | None = None  # as user
-    prompt_cache_key: Name | None = None  # as user
+    # as user
+    safety_identifier: Name | None = None
+    # as user
+    prompt_cache_key: Name | None = None

@@ -46,6 +46,7 @@ class ResponseForm:
         self.text += piece.text
         if piece.finish is not None:
             self.last = piece
+        # the last piece may have a reason alone, which `end` writes
         if not piece.text:
             return []
         return [

@@ -13,11 +13,14 @@ from tape_ds.serving.token_texts import TokenTexts
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-_OVERHEAD = 1 << 20  # bytes of a body for everything but its text
-_BYTES_PER_CHARACTER = 6  # JSON may write each as \uXXXX
+# bytes of a body for everything but its text
+_OVERHEAD = 1 << 20
+# JSON may write each as \uXXXX
+_BYTES_PER_CHARACTER = 6
 # bytes; parsing many times more would hold up every other request for a second
 _LARGEST_BODY = 4 << 20
-_BYTES_PER_ID = 8  # with its comma and space
+# with its comma and space
+_BYTES_PER_ID = 8
 # characters; a tokenizer without bytes reads any unknown word as one token
 _SHORTEST_LONGEST = 64
 

@@ -3,7 +3,7 @@ OpenAI's defaults.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -31,7 +31,8 @@ class Defaults:
 
     temperature: float = 1.0
     top_p: float = 1.0
-    top_k: int = 0  # 0: all
+    # 0: all
+    top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     max_new_tokens: int | None = None
@@ -39,12 +40,8 @@ class Defaults:
     @property
     def changed(self) -> dict[str, Any]:
         """Return the fields that differ from OpenAI's."""
-        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
-        return {
-            name: getattr(self, name)
-            for name in names
-            if getattr(self, name) != getattr(Defaults(), name)
-        }
+        usual = asdict(Defaults())
+        return {name: value for name, value in asdict(self).items() if value != usual[name]}
 
 
 # of generation_config: what ends a text is tape_ds.scoring.generation.ends_of, how long it may be is --max_length, and
@@ -93,7 +90,8 @@ def of_model(config: GenerationConfig) -> tuple[Defaults, list[Problem]]:
             continue
         if hasattr(usual, name) and name != "changed":
             named[name] = value
-        elif value is True or value not in (0, 1):  # 1 beam, a factor of 1, a least length of 0
+        elif value is True or value not in (0, 1):
+            # 1 beam, a factor of 1, a least length of 0
             wrong = "the server does not do what this field asks"
             remedy = "--defaults openai, which uses none of the model's own settings"
             problems.append(Problem(f"generation_config.json: {name}", value, wrong, remedy))
@@ -143,6 +141,7 @@ class AnswerSettings:
             )
         if self.logit_bias:
             processors.append(Biased(self.logit_bias))
+        # the rest moves no token to the first place
         if self.is_greedy:
             return processors
         if self.temperature != 1:

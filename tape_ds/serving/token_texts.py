@@ -56,6 +56,7 @@ class TokenTexts:
     def _of(self, token: int) -> tuple[str, tuple[int, ...] | None]:
         """Return a token's text within a text, with the space it begins with, and its bytes, if they are known. The
         text of bytes that are no character is OpenAI's ``bytes:\\xe2\\x80``."""
+        # after another token: alone, it would lose the space that many decoders remove at a text's begin
         before = self.decode_all([self._first])
         text = self.decode_all([self._first, token]).removeprefix(before)
         if UNREADABLE not in text:

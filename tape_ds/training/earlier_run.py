@@ -261,7 +261,7 @@ def keep_metrics(output: Path) -> Path | None:
 
 def _marker(output: Path, name: str) -> dict[str, Any] | None:
     """Return a marker of :func:`tape_ds.run_folder.mark`; None for any other file of that name."""
-    content = run_folder.read(output / name) or {}
+    content = run_folder.read_marker(output / name) or {}
     if isinstance(content.get("step"), int) and name in content:
         return content
     return None

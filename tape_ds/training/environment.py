@@ -88,7 +88,7 @@ def keep_trackers_in(output: str | Path, resumed: bool = False) -> None:
     if "WANDB_RUN_ID" in os.environ or not is_main_process():
         return
     file = output / run_folder.TRACKERS
-    known = (run_folder.read(file) or {}).get("wandb") if resumed else None
+    known = (run_folder.read_marker(file) or {}).get("wandb") if resumed else None
     if not isinstance(known, str):
         known = secrets.token_hex(4)
         storage.write_json(file, {"wandb": known})

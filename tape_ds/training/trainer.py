@@ -333,7 +333,7 @@ class TapeTrainer(Trainer):
             }
             for file, state in states.items():
                 if state is not None:
-                    files[file] = functools.partial(saving.save, state.state_dict())
+                    files[file] = functools.partial(saving.save_pickle, state.state_dict())
             files[TRAINER_STATE_NAME] = lambda path: self.state.save_to_json(str(path))
         for file, task in files.items():
             part.write(file, task, at_once=True)

@@ -11,7 +11,7 @@ from tape_ds import TapeForCausalLM
 from tape_ds.checkpoint import consolidation, trained
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.errors import UserError
-from tape_ds.methods.prepare import prepare
+from tape_ds.methods.prepare import prepare_model
 from tests.checkpoint.engine_files import write_engine
 from tests.checkpoint.own_memory import growth
 from tests.checkpoint.tensor_parallel_files import write_cut_engine
@@ -26,7 +26,7 @@ def saved_run(folder, method, stage, processes, dtype=torch.bfloat16, scale=1.0,
     torch.manual_seed(1)
     TapeForCausalLM(tiny_config(tie_word_embeddings=True)).save_pretrained(base)
     model = TapeForCausalLM.from_pretrained(base, dtype=dtype)
-    prepared = prepare(method, model, settings(**changes))
+    prepared = prepare_model(method, model, settings(**changes))
     own = dict(prepared.model.named_parameters())
     generator = torch.Generator().manual_seed(4)
     masters = {

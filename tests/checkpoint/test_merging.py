@@ -13,7 +13,7 @@ from tape_ds.checkpoint import merging, trained
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.cli import merge
 from tape_ds.errors import UserError
-from tape_ds.methods.prepare import prepare
+from tape_ds.methods.prepare import prepare_model
 from tape_ds.models import convert
 from tape_ds.models.writing import SafetensorsFile
 from tests.methods.test_methods import settings
@@ -33,7 +33,7 @@ def trained_folder(tmp_path, method, tied):
         plain.config, position_encoding=kind.encoding, rope_parameters=LINEAR
     )
     model = convert.load(tmp_path / "base", config)
-    prepared = prepare(
+    prepared = prepare_model(
         method,
         model,
         settings(

@@ -15,7 +15,7 @@ from tape_ds import TapeForCausalLM, run_folder, storage
 from tape_ds.checkpoint import merging, trained
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.errors import UserError
-from tape_ds.methods.prepare import prepare
+from tape_ds.methods.prepare import prepare_model
 from tape_ds.models.loading import model_folder
 from tests import hub_cache
 from tests.methods.test_methods import settings
@@ -40,7 +40,7 @@ def base(tmp_path):
 def trained_folder(base, tmp_path, method, **changes):
     """Pretend to train: load, choose, change what was chosen, save."""
     model = TapeForCausalLM.from_pretrained(base)
-    prepared = prepare(method, model, settings(**changes))
+    prepared = prepare_model(method, model, settings(**changes))
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
         for name, parameter in prepared.model.named_parameters():
@@ -219,7 +219,7 @@ def test_a_whole_model_is_an_ordinary_folder_that_generates_with_a_cache(base, t
     """Training keeps no key/value cache; without one, generation is quadratic."""
     model = TapeForCausalLM.from_pretrained(base)
     model.config.use_cache = False
-    names = prepare("full", model, settings()).names
+    names = prepare_model("full", model, settings()).names
     trained.save_trained(tmp_path / "trained", model, TrainedRecord(None, "full", names))
     loaded = TapeForCausalLM.from_pretrained(tmp_path / "trained")
     assert loaded.config.use_cache is True and model.config.use_cache is False

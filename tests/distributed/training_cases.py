@@ -25,7 +25,7 @@ from tape_ds.data.left_context import left_context
 from tape_ds.data.order import IGNORED, collate
 from tape_ds.distributed import distributed_map
 from tape_ds.distributed.layout import Layout
-from tape_ds.methods.prepare import prepare
+from tape_ds.methods.prepare import prepare_model
 from tape_ds.training.callbacks import ApplyMemorySavings, AverageLast
 from tape_ds.training.objective import Weighted
 from tape_ds.training.trainer import TapeTrainer
@@ -171,7 +171,7 @@ def train(folder: str, plan: Plan, resume: str | None = None) -> dict[str, Any]:
     given = _arguments(Path(folder), plan, layout)
     learns = plan.encoding.startswith("tape")
     method = plan.method if plan.method == "full" or not learns else "tape+lora"
-    prepared = prepare(method, model, Settings if learns else WithoutPosition)
+    prepared = prepare_model(method, model, Settings if learns else WithoutPosition)
     trainer = TapeTrainer(
         record=TrainedRecord(base="base", method=method, names=prepared.names),
         tokens_per_step=GLOBAL_BATCH * 13,

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tape_ds.checkpoint import source_model
 from tape_ds.checkpoint.trained import TrainedRecord, save_trained
 from tape_ds.export import folder
-from tape_ds.methods.prepare import prepare
+from tape_ds.methods.prepare import prepare_model
 from tape_ds.models import convert
 from tape_ds.models.loading import extendable
 from tests.export.conftest import YARN
@@ -70,7 +70,7 @@ def test_adapters_are_merged_into_a_plain_folder(base, tmp_path):
         rope_parameters=YARN,
         position_encoding="rope",
     )
-    trained = prepare("lora", convert.load(base, config), settings)
+    trained = prepare_model("lora", convert.load(base, config), settings)
     with torch.no_grad():
         for name, weight in trained.model.named_parameters():
             if "lora_" in name:

@@ -18,7 +18,7 @@ from tape_ds.attention import document_layout, flex
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.data import order
 from tape_ds.kernels import linear_cross_entropy
-from tape_ds.methods.prepare import prepare
+from tape_ds.methods.prepare import prepare_model
 from tape_ds.methods.recompute import use_recompute
 from tape_ds.models import decoder, decoder_configuration
 from tests.fake_cuda.device import FakeCuda
@@ -117,7 +117,7 @@ def optimization(case: Case, cuda: FakeCuda) -> None:
     groups = SimpleNamespace(
         train_position=case.encoding != "tape neither", train_norms=True, train_embeddings=True
     )
-    prepared = prepare(method, built(case), groups)
+    prepared = prepare_model(method, built(case), groups)
     model = prepared.model.to("cuda")
     # what is there is not moved again: torch cannot exchange fake weights that are in use
     model.to = lambda *_: model

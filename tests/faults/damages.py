@@ -246,7 +246,7 @@ def _copy(attempt: Attempt, *, two: bool = False) -> tuple[Path, Path]:
     original = attempt.workspace / "references" / "alone"
     if two:
         original = jobs.reference(attempt.workspace, TWO)
-    elif run_folder.read(original / run_folder.FINISHED) is None:
+    elif run_folder.read_marker(original / run_folder.FINISHED) is None:
         with jobs.fork(attempt.workspace, SETTING, original, processes=1, start_anew="true") as job:
             assert job.wait() == 0, job.printed[-4000:]
     output = attempt.folder / "run"

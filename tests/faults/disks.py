@@ -101,7 +101,7 @@ def _full(attempt: Attempt) -> None:
             for path in output.rglob("*")
             if path.name.endswith((checkpoint.WRITING, format.REMOVED))
         ]
-        assert not rest and run_folder.read(output / run_folder.FINISHED) is not None, (
+        assert not rest and run_folder.read_marker(output / run_folder.FINISHED) is not None, (
             f"left behind: {rest}"
         )
 

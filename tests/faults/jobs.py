@@ -134,6 +134,7 @@ def wait_for_step(job: Job, output: Path, step: int) -> None:
     wait_for(
         job,
         lambda: (
-            last_step(output) >= step or run_folder.read(output / run_folder.FINISHED) is not None
+            last_step(output) >= step
+            or run_folder.read_marker(output / run_folder.FINISHED) is not None
         ),
     )

@@ -43,7 +43,7 @@ def go_on(attempt: Attempt, setting: Setting, output: Path, original: Path) -> N
         AssertionError: more was lost than the steps since the last save, or the end is another.
     """
     reached, saved = runs.last_step(output), runs.newest(output)
-    finished = run_folder.read(output / run_folder.FINISHED) is not None
+    finished = run_folder.read_marker(output / run_folder.FINISHED) is not None
     runs.assert_whole(output)
     attempt.seen.append(
         "finished before" if finished else f"step {reached} reached, checkpoint-{saved} committed"

@@ -45,7 +45,7 @@ def _stop(attempt: Attempt) -> None:
         attempt.seen.append(f"exit {code}, all gone {seconds:.1f} s after the signal")
         assert seconds <= STOP_SECONDS, f"it took {seconds:.1f} s"
         assert "Traceback" not in launch.printed, launch.printed[-4000:]
-    if run_folder.read(output / run_folder.FINISHED) is None:
+    if run_folder.read_marker(output / run_folder.FINISHED) is None:
         assert code == 0, f"it ended with {code}"
         newest = runs.newest(output)
         assert newest >= reached, (
@@ -54,7 +54,7 @@ def _stop(attempt: Attempt) -> None:
         assert newest == runs.last_step(output), (
             f"checkpoint-{newest} at step {runs.last_step(output)}"
         )
-        stopped = run_folder.read(output / run_folder.STOPPED)
+        stopped = run_folder.read_marker(output / run_folder.STOPPED)
         assert stopped is not None and stopped["step"] == newest, f"the marker is {stopped}"
     go_on(attempt, setting, output, original)
 
@@ -65,7 +65,7 @@ def _lose_the_launcher(attempt: Attempt) -> None:
     victim = ("the runner", "launch.py")[attempt.number % 2]
     # early: ranks look once a second
     kill_at(attempt, setting, output, victim, step=attempt.draw.randint(1, 3))
-    if run_folder.read(output / run_folder.FINISHED) is None:
+    if run_folder.read_marker(output / run_folder.FINISHED) is None:
         newest = runs.newest(output)
         assert newest == runs.last_step(output), (
             f"checkpoint-{newest} at step {runs.last_step(output)}"

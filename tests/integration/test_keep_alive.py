@@ -85,7 +85,7 @@ def test_a_killed_rank_is_a_restart_and_a_signal_a_checkpoint_with_exit_code_0(t
     assert code == 0, printed
     restarted = re.search(r"restarting in 0.5 s from checkpoint-(\d+)", printed)
     assert restarted is not None and int(restarted[1]) >= killed_at, printed
-    held = run_folder.read(output / run_folder.STOPPED)
+    held = run_folder.read_marker(output / run_folder.STOPPED)
     assert held is not None and held["reason"] == "SIGTERM", printed
     assert held["step"] in [checkpoint.step_of(each) for each in checkpoint.committed(output)]
     assert f"continues from checkpoint-{held['step']}" in printed and run_lock.named(output) == []
@@ -98,6 +98,6 @@ def test_a_killed_rank_is_a_restart_and_a_signal_a_checkpoint_with_exit_code_0(t
         processes=processes,
     )
     assert again.code == 0, again.output[-4000:]
-    assert run_folder.read(output / run_folder.FINISHED)["step"] == STEPS
-    assert run_folder.read(output / run_folder.STOPPED) is None
+    assert run_folder.read_marker(output / run_folder.FINISHED)["step"] == STEPS
+    assert run_folder.read_marker(output / run_folder.STOPPED) is None
     assert steps_logged(output) == list(range(1, STEPS + 1)), "no step twice, none left out"

@@ -130,7 +130,7 @@ def test_two_machines_train_together(tmp_path, folder):
     codes, printed = both(tmp_path, folder, [words, words])
     assert codes == [0, 0], printed
     assert (
-        run_folder.read(tmp_path / "run" / run_folder.FINISHED)["step"] == 4
+        run_folder.read_marker(tmp_path / "run" / run_folder.FINISHED)["step"] == 4
         and "2 processes" in printed[0]
     )
     assert [each.name for each in checkpoint.committed(tmp_path / "run")] == [
@@ -258,7 +258,7 @@ def test_the_slurm_script_starts_a_launcher_a_machine(tmp_path, folder):
     with Launch(command, tmp_path / "log", job) as started:
         assert started.wait(SECONDS) == 0, started.printed
         assert "keep_alive: finished" in started.printed
-        assert run_folder.read(tmp_path / "run" / run_folder.FINISHED)["step"] == 4
+        assert run_folder.read_marker(tmp_path / "run" / run_folder.FINISHED)["step"] == 4
 
 
 @pytest.fixture(scope="module")
@@ -337,7 +337,7 @@ def test_keep_alive_starts_again_what_ssh_had_started(tmp_path, folder, ssh):
             os.kill(run_lock.living(output)[1].pid, signal.SIGKILL)
             assert started.wait(SECONDS) == 0, started.printed
             assert "restarting in 0.5 s from checkpoint-" in started.printed
-            assert run_folder.read(output / run_folder.FINISHED)["step"] == 60
+            assert run_folder.read_marker(output / run_folder.FINISHED)["step"] == 60
         finally:
             for holder in run_lock.living(output):
                 os.kill(holder.pid, signal.SIGKILL)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tape_ds.errors import UserError
-from tape_ds.methods.prepare import assert_trainable, prepare
+from tape_ds.methods.prepare import assert_trainable, prepare_model
 from tests.models.helpers import tiny_model, tokens
 
 NORMS = {
@@ -40,19 +40,21 @@ def settings(**changes):
 
 
 def test_tape_trains_exactly_the_groups_and_full_everything():
-    assert set(prepare("tape", tiny_model(), settings()).names) == POSITION | NORMS
-    only = prepare("tape", tiny_model(), settings(train_norms=False, train_embeddings=True)).names
+    assert set(prepare_model("tape", tiny_model(), settings()).names) == POSITION | NORMS
+    only = prepare_model(
+        "tape", tiny_model(), settings(train_norms=False, train_embeddings=True)
+    ).names
     assert set(only) == POSITION | {"model.embed_tokens.weight"}
 
     model = tiny_model()
-    assert set(prepare("full", model, settings()).names) == {
+    assert set(prepare_model("full", model, settings()).names) == {
         name for name, _ in model.named_parameters()
     }
 
 
 def test_lora_adapts_targets_and_copies_groups_whole():
     """Nothing but the targets is adapted; norms are trained as whole copies; position updates only if asked."""
-    trained = prepare("lora", tiny_model(encoding="rope"), settings(train_position=False))
+    trained = prepare_model("lora", tiny_model(encoding="rope"), settings(train_position=False))
     adapters = {name for name in trained.names if "lora_" in name}
     assert len(adapters) == 3 * 2 * 2 and all(
         ".q_proj." in name or ".o_proj." in name for name in adapters
@@ -73,20 +75,20 @@ def test_lora_adapts_targets_and_copies_groups_whole():
 )
 def test_nothing_to_train_is_refused(method, encoding, changes, field):
     with pytest.raises(UserError) as caught:
-        prepare(method, tiny_model(encoding=encoding), settings(**changes))
+        prepare_model(method, tiny_model(encoding=encoding), settings(**changes))
     assert [problem.field for problem in caught.value.problems] == [field]
 
 
 def test_a_scaling_alone_trains_nothing_and_the_control_the_norms():
     model = tiny_model(encoding="rope")
-    assert prepare("yarn", model, settings(train_position=False)).names == ()
+    assert prepare_model("yarn", model, settings(train_position=False)).names == ()
     assert not any(parameter.requires_grad for parameter in model.parameters())
-    assert set(prepare("norms", model, settings(train_position=False)).names) == NORMS
+    assert set(prepare_model("norms", model, settings(train_position=False)).names) == NORMS
 
 
 def test_longlora_is_lora_with_grouped_attention_in_training():
-    plain = prepare("lora", tiny_model(encoding="rope"), settings(train_position=False))
-    grouped = prepare(
+    plain = prepare_model("lora", tiny_model(encoding="rope"), settings(train_position=False))
+    grouped = prepare_model(
         "longlora", tiny_model(encoding="rope"), settings(train_position=False, group_tokens=4)
     )
     assert grouped.names == plain.names
@@ -99,7 +101,7 @@ def test_longlora_is_lora_with_grouped_attention_in_training():
 
 
 def test_tape_and_lora_train_both():
-    trained = prepare("tape+lora", tiny_model(), settings()).names
+    trained = prepare_model("tape+lora", tiny_model(), settings()).names
     assert sum(".position." in name for name in trained) == len(POSITION)
     assert sum("lora_" in name for name in trained) == 3 * 2 * 2
 
@@ -108,7 +110,7 @@ def test_an_encoding_within_another_is_copied_once_with_adapters():
     """With Abacus around BiPE, a second copy of BiPE's table would be trained, and the one that is read stay frozen."""
     digits = {"abacus": True, "abacus_digits": list(range(20, 50))}
     model = tiny_model(encoding="bipe_rope", position_options={"separators": [7], **digits})
-    trained = prepare("lora", model, settings())
+    trained = prepare_model("lora", model, settings())
     ids = tokens(2, 16)
     trained.model.train()(input_ids=ids, labels=ids).loss.backward()
     found = {
@@ -125,7 +127,7 @@ def test_an_encoding_within_another_is_copied_once_with_adapters():
 
 
 def test_a_changed_set_is_noticed():
-    trained = prepare("tape", tiny_model(), settings())
+    trained = prepare_model("tape", tiny_model(), settings())
     assert_trainable(trained.model, trained.names)
     trained.model.lm_head.requires_grad_(True)
     with pytest.raises(RuntimeError, match=r"not meant to train \['lm_head.weight'\]"):

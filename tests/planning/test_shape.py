@@ -5,7 +5,7 @@ import pytest
 from tape_ds import TapeConfig, TapeForCausalLM, encodings
 from tape_ds.encodings import registry
 from tape_ds.errors import UserError
-from tape_ds.methods.prepare import prepare
+from tape_ds.methods.prepare import prepare_model
 from tape_ds.planning import shape
 from tape_ds.planning.shape import TrainedShape
 from tests.planning.helpers import published
@@ -67,7 +67,7 @@ class Settings:
 def test_what_a_method_trains(method, trained):
     """Counted on the model that the method really makes; peft keeps a frozen original of each trained copy."""
     config = small(tie_word_embeddings=False, num_key_value_heads=2)
-    prepared = prepare(method, TapeForCausalLM(config), Settings)
+    prepared = prepare_model(method, TapeForCausalLM(config), Settings)
     parameters = dict(prepared.model.named_parameters())
     found = shape.tensors(shape.sizes(config), trained)
     assert shape.total(found) == sum(each.numel() for each in parameters.values())

@@ -86,12 +86,12 @@ def test_a_stop_is_committed_and_resumed_to_the_last_digit(train, monkeypatch, s
             at_step(patched, step, lambda _, stop=stop: stop.request("SIGTERM"))
             assert train("run", stop, resume="auto") == 0
         assert f"stopped at step {step}: SIGTERM" in capsys.readouterr().out
-        assert run_folder.read(train.folder / "run" / "stopped")["step"] == step
+        assert run_folder.read_marker(train.folder / "run" / "stopped")["step"] == step
         assert checkpoint.committed(train.folder / "run")[-1].name == f"checkpoint-{step}"
     assert not (train.folder / "run" / "trained").exists(), "what is not done is not stored"
     assert train("run", resume="auto") == 0
     assert told(train.folder / "run") == told(train.folder / "whole")
-    assert run_folder.read(train.folder / "run" / "stopped") is None
+    assert run_folder.read_marker(train.folder / "run" / "stopped") is None
 
 
 @pytest.mark.parametrize(("reason", "is_marked"), [("SIGTERM", True), (f"{LAUNCHER} died", False)])
@@ -100,7 +100,7 @@ def test_a_stop_before_the_first_step_leaves_no_checkpoint(train, reason, is_mar
     stop = StopRequest()
     stop.request(reason)
     assert train("run", stop) == 0 and checkpoint.numbered(train.folder / "run") == []
-    assert (run_folder.read(train.folder / "run" / "stopped") is not None) is is_marked
+    assert (run_folder.read_marker(train.folder / "run" / "stopped") is not None) is is_marked
 
 
 def test_a_stop_while_it_scores_waits_for_no_more_documents(train, monkeypatch):
@@ -122,7 +122,7 @@ def test_a_run_that_has_ended_is_not_begun_again(train):
     with pytest.raises(NothingToDo, match="finished already, at step 6"):
         train(resume="auto")
     assert train(resume="auto", max_steps=8, resume_anyway=True) == 0
-    assert run_folder.read(train.folder / "run" / "finished")["step"] == 8
+    assert run_folder.read_marker(train.folder / "run" / "finished")["step"] == 8
 
 
 def test_another_run_s_folder_is_refused_or_cleared(train):
@@ -136,7 +136,9 @@ def test_another_run_s_folder_is_refused_or_cleared(train):
         UserError, match=rf"(?s)holds checkpoints of an earlier run.*remedy: {anew}"
     ):
         train(method="yarn")
-    assert run_folder.read(train.folder / "run" / "finished") is not None, "nothing was touched"
+    assert run_folder.read_marker(train.folder / "run" / "finished") is not None, (
+        "nothing was touched"
+    )
     assert train(learning_rate=0.5, start_anew=True, max_steps=2) == 0
     assert [folder.name for folder in checkpoint.numbered(train.folder / "run")] == ["checkpoint-2"]
 
@@ -209,7 +211,7 @@ def test_a_run_of_an_older_version_is_removed_by_start_anew(train):
     wrong = refusal(train, save_strategy="no")
     assert "an earlier run's finished, " in wrong and "--start_anew to remove that" in wrong
     assert train(save_strategy="no", start_anew=True, max_steps=2) == 0
-    assert run_folder.read(run / run_folder.FINISHED)["step"] == 2
+    assert run_folder.read_marker(run / run_folder.FINISHED)["step"] == 2
 
 
 def refusal(train, **changes):
@@ -393,7 +395,7 @@ def test_steps_that_are_not_finite_end_the_run(train, monkeypatch, capsys):
     ]
     assert (
         not (train.folder / "run" / "trained").exists()
-        and run_folder.read(train.folder / "run" / "finished") is None
+        and run_folder.read_marker(train.folder / "run" / "finished") is None
     )
     newest = checkpoint.committed(train.folder / "run")[-1]
     assert all(

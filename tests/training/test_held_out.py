@@ -2,7 +2,7 @@
 
 import pytest
 
-from tape_ds.methods.prepare import prepare
+from tape_ds.methods.prepare import prepare_model
 from tape_ds.results import WITHOUT_UPDATES
 from tape_ds.training.held_out import EvalDocument, score_variants
 from tests.methods.test_methods import settings
@@ -29,7 +29,7 @@ def test_adapters_that_add_nothing_change_no_score(encoding, angles):
     """Both variants need the encoding's own weights, which peft keeps elsewhere in the model."""
     model, ids = tiny_model("gqa", encoding, **angles), tokens(1, 64)
     expected = scores(model, ids)
-    adapted = prepare("tape+lora", model, settings()).model
+    adapted = prepare_model("tape+lora", model, settings()).model
     for name, weight in adapted.named_parameters():
         if "lora_B" in name:
             weight.data.zero_()

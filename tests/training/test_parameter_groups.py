@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from tape_ds.config.sections import Optimization
-from tape_ds.methods.prepare import prepare
+from tape_ds.methods.prepare import prepare_model
 from tape_ds.training import parameter_groups
 from tape_ds.training.parameter_groups import MATRICES, POSITIONS, VECTORS
 from tests.methods.test_methods import settings
@@ -19,7 +19,7 @@ ARGUMENTS = SimpleNamespace(learning_rate=1e-3, weight_decay=0.1)
 
 def divided(method="full", encoding="tape", optimization=None, **switches):
     """The method's model and its groups, by kind."""
-    prepared = prepare(method, tiny_model(encoding=encoding), settings(**switches))
+    prepared = prepare_model(method, tiny_model(encoding=encoding), settings(**switches))
     groups = parameter_groups.divide(prepared.model, ARGUMENTS, optimization or Optimization())
     assert sorted(name for group in groups for name in group.parameters) == sorted(prepared.names)
     return prepared.model, {group.kind: group for group in groups}

@@ -15,7 +15,7 @@ from tape_ds.config.sections import Optimization
 from tape_ds.data.order import collate
 from tape_ds.errors import UserError
 from tape_ds.methods.distillation import Teacher
-from tape_ds.methods.prepare import prepare
+from tape_ds.methods.prepare import prepare_model
 from tape_ds.results import WITHOUT_UPDATES
 from tape_ds.training.callbacks import PositionUpdates, Progress
 from tape_ds.training.held_out import (
@@ -64,7 +64,7 @@ def build(
     """A trainer on a tiny model; the same weights each time."""
     torch.manual_seed(5)
     model = TapeForCausalLM(tiny_config(tie_word_embeddings=True, attention_dropout=0.0))
-    prepared = prepare(
+    prepared = prepare_model(
         method, model, settings(train_position=method != "lora", lora_alpha=lora_alpha)
     )
     arguments = TrainingArguments(

@@ -49,7 +49,8 @@ LARGE = (ModelShape(64, 8, 128), ModelShape(40, 40, 128))
 OTHERS = (
     ModelShape(12, 12, 64),  # 155M (TAPE, arXiv:2501.00712)
     ModelShape(9, 3, 64),  # SmolLM2-135M
-    ModelShape(12, 12, 96),  # head sizes that are no power of 2
+    # head sizes that are no power of 2
+    ModelShape(12, 12, 96),
     ModelShape(32, 8, 80),
     ModelShape(8, 8, 32),
     ModelShape(4, 2, 16),
@@ -74,7 +75,8 @@ def attention(
     model: ModelShape, dtype: torch.dtype, queries: int, keys: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return queries, keys, values and position states, in the layouts of the layers."""
-    k_BGSK, v_BGSK = (heads(keys, model.groups, model.width, dtype) for _ in range(2))
+    k_BGSK = heads(keys, model.groups, model.width, dtype)
+    v_BGSK = heads(keys, model.groups, model.width, dtype)
     e_BGSK = torch.empty(
         1, model.groups, keys, model.width, dtype=dtype, device=DEVICE, requires_grad=True
     )
@@ -87,16 +89,14 @@ def documents(tokens: int) -> Tensor:
 
 def tape_attention_calls(dtype: torch.dtype) -> Calls:
     """Yield training (also deterministic), packed or not; then prefilling a cache in pieces."""
-    full = dtype == torch.bfloat16
-    cases = [
-        (model, tokens, packed, deterministic)
-        for model in ((LLAMA_7B, LLAMA_8B) if full else (LLAMA_7B,))
-        for tokens in ((WHOLE, ODD) if full else (WHOLE,))
-        for packed in (False, True)
-        for deterministic in (False, True)
-    ]
-    for model in OTHERS if full else ():
-        cases += [(model, WHOLE, False, False), (model, ODD, True, False), (model, ODD, True, True)]
+    either = (False, True)
+    if dtype == torch.bfloat16:
+        cases = list(itertools.product((LLAMA_7B, LLAMA_8B), (WHOLE, ODD), either, either))
+        for model in OTHERS:
+            cases.append((model, WHOLE, False, False))
+            cases += itertools.product((model,), (ODD,), (True,), either)
+    else:
+        cases = list(itertools.product((LLAMA_7B,), (WHOLE,), either, either))
     for model, tokens, packed, deterministic in cases:
         borders = document_borders(documents(tokens)) if packed else None
         name = f"{model} T={tokens}{marks(documents=packed, deterministic=deterministic)}"
@@ -104,10 +104,12 @@ def tape_attention_calls(dtype: torch.dtype) -> Calls:
         options = {"document_ids": borders, "deterministic": deterministic}
         yield name, functools.partial(differentiate, tape_attention, *inputs, **options)
 
-    for model, keys in itertools.product((LLAMA_7B, LLAMA_8B) if full else (), (WHOLE, ODD)):
+    if dtype != torch.bfloat16:
+        return
+    for model, keys in itertools.product((LLAMA_7B, LLAMA_8B), (WHOLE, ODD)):
         for ids in (None, documents(keys)):
             inputs = attention(model, dtype, 512, keys)
-            name = f"{model} T=512 S={keys}{'' if ids is None else ' documents'}"
+            name = f"{model} T=512 S={keys}{marks(documents=ids is not None)}"
             yield name, functools.partial(tape_attention, *inputs, document_ids=ids)
 
 
@@ -118,11 +120,15 @@ def decode_attention_calls(dtype: torch.dtype) -> Calls:
             ((1, WHOLE, 1), (1, ODD, 4), (4, ODD, 1), (1, 128, 1)), ((2, 0), (2, 1), (1, 0))
         )
     )
-    for model in (
-        (LLAMA_7B, LLAMA_8B, *LARGE[:1], *OTHERS) if dtype == torch.bfloat16 else (LLAMA_7B,)
-    ):
-        full = dtype == torch.bfloat16 and model in (LLAMA_7B, LLAMA_8B)
-        for (queries, keys, batch), (wide, padding) in cases if full else cases[:8:4]:
+    models = [LLAMA_7B]
+    fully: list[ModelShape] = []
+    if dtype == torch.bfloat16:
+        models = [LLAMA_7B, LLAMA_8B, *LARGE[:1], *OTHERS]
+        fully = [LLAMA_7B, LLAMA_8B]
+    for model in models:
+        # of the others one token over a cache of either kind of length
+        chosen = cases if model in fully else cases[:8:4]
+        for (queries, keys, batch), (wide, padding) in chosen:
             q = heads(queries, model.heads, model.width, dtype, batch).detach()
             k = torch.empty(batch, model.groups, 2 * WHOLE, model.width, dtype=dtype, device=DEVICE)
             v = torch.empty(
@@ -143,32 +149,38 @@ def position_mix_calls(dtype: torch.dtype) -> Calls:
     """Yield both updates or one of them, in the first layer (no state yet) or a later one, trained or decoding."""
     cases = [(LLAMA_7B, WHOLE, 1, "", False)]
     if dtype == torch.bfloat16:
-        cases += [(LLAMA_7B, WHOLE, 1, absent, False) for absent in ("state", "attend", "gate")]
-        cases += [(LLAMA_7B, WHOLE, 1, absent, True) for absent in ("state", "gate")]
-        cases += [(LLAMA_7B, 1, 1, "", unit) for unit in (False, True)]
-        cases += [
-            (model, ODD, 2, "", unit)
-            for model in (LLAMA_7B, LLAMA_8B, *LARGE, *OTHERS)
-            for unit in (False, True)
-        ]
+        for absent in ("state", "attend", "gate"):
+            cases.append((LLAMA_7B, WHOLE, 1, absent, False))
+        for absent in ("state", "gate"):
+            cases.append((LLAMA_7B, WHOLE, 1, absent, True))
+        # decoding: one token
+        cases += [(LLAMA_7B, 1, 1, "", False), (LLAMA_7B, 1, 1, "", True)]
+        for model in (LLAMA_7B, LLAMA_8B, *LARGE, *OTHERS):
+            cases += [(model, ODD, 2, "", False), (model, ODD, 2, "", True)]
     for model, tokens, batch, absent, unit in cases:
         rank = 4 * model.groups
         weight = functools.partial(
             torch.empty, dtype=torch.float32, device=DEVICE, requires_grad=True
         )
+        start = torch.empty(1, 1, tokens, model.width, device=DEVICE)
+        # the second half of wide values, as attention gives it
         values = heads(tokens, model.heads, 2 * model.width, dtype, batch).detach()
-        gated = absent != "gate"
-        inputs = (
-            torch.empty(1, 1, tokens, model.width, device=DEVICE),
-            None if absent == "state" else heads(tokens, model.groups, model.width, dtype, batch),
-            None if absent == "attend" else values[..., model.width :].requires_grad_(),
-            None if absent == "attend" else weight(model.groups, model.heads),
-            torch.empty(batch, tokens, rank, dtype=dtype, device=DEVICE, requires_grad=True)
-            if gated
-            else None,
-            weight(rank, model.groups) if gated else None,
-            weight(model.groups, rank) if gated else None,
-        )
+        of_state: list[Tensor | None] = [None]
+        of_attend: list[Tensor | None] = [None, None]
+        of_gate: list[Tensor | None] = [None, None, None]
+        if absent != "state":
+            of_state = [heads(tokens, model.groups, model.width, dtype, batch)]
+        if absent != "attend":
+            attended = values[..., model.width :].requires_grad_()
+            of_attend = [attended, weight(model.groups, model.heads)]
+        if absent != "gate":
+            hidden = torch.empty(batch, tokens, rank, dtype=dtype, device=DEVICE)
+            of_gate = [
+                hidden.requires_grad_(),
+                weight(rank, model.groups),
+                weight(model.groups, rank),
+            ]
+        inputs = (start, *of_state, *of_attend, *of_gate)
         without = f" no {absent}" if absent else ""
         name = f"{model} I={rank} B={batch} T={tokens}{without}{marks(unit=unit)}"
         yield name, functools.partial(differentiate, position_mix, *inputs, dtype=dtype, unit=unit)
@@ -183,8 +195,12 @@ def rotate_calls(dtype: torch.dtype) -> Calls:
     for count, width, tokens, has_state, batch in cases:
         x = heads(tokens, count, width, dtype, batch)
         start = torch.empty(1, 1, tokens, width, device=DEVICE)
-        state = heads(tokens, 8, width, dtype, batch) if has_state else None
-        name = f"H={count} G={8 if has_state else 1} K={width} B={batch} T={tokens}{marks(state=has_state)}"
+        groups = 1
+        state = None
+        if has_state:
+            groups = 8
+            state = heads(tokens, groups, width, dtype, batch)
+        name = f"H={count} G={groups} K={width} B={batch} T={tokens}{marks(state=has_state)}"
         yield name, functools.partial(differentiate, rotate, x, start, state)
 
 

@@ -70,6 +70,7 @@ def run(options: argparse.Namespace) -> int:
 
 def check(options: argparse.Namespace) -> list[Maker]:
     """Return the functions that make the calls."""
+    # without it, none of what follows can be looked up
     if triton is None:
         raise_if_any([Problem("triton", None, "not installed", "pip install triton (Linux)")])
     problems = below_one(options, "workers")
@@ -112,18 +113,8 @@ def collect(options: argparse.Namespace, makers: list[Maker]) -> list[Build]:
         first: dict[Any, Build] = {}
         # the same: a kernel with one launch, compile-time sizes and absent pointers
         for build in builds:
-            params = getattr(importlib.import_module(build.module), build.kernel).params
-            metadata = json.loads(build.data)
-            constants = [
-                (place, value)
-                for (place, *_), value in zip(
-                    metadata["constant_keys"], metadata["constant_vals"], strict=True
-                )
-                if params[place].is_constexpr or value is None
-            ]
-            first.setdefault(
-                (build.module, build.kernel, build.capability, build.launch, *constants), build
-            )
+            key = (build.module, build.kernel, build.capability, build.launch, *_constants(build))
+            first.setdefault(key, build)
         builds = list(first.values())
     if not builds:
         raise_if_any(
@@ -139,8 +130,20 @@ def collect(options: argparse.Namespace, makers: list[Maker]) -> list[Build]:
     return builds
 
 
+def _constants(build: Build) -> Iterator[tuple[int, Any]]:
+    """Yield the compile-time sizes of a kernel and its absent pointers, by their places."""
+    params = getattr(importlib.import_module(build.module), build.kernel).params
+    metadata = json.loads(build.data)
+    values = zip(metadata["constant_keys"], metadata["constant_vals"], strict=True)
+    for (place, *_), value in values:
+        # other constants are 1 and multiples of 16, which change with the call's sizes
+        if params[place].is_constexpr or value is None:
+            yield place, value
+
+
 def compile_all(builds: list[Build], workers: int) -> Iterator[Outcome]:
     """Yield the outcomes in the order of the builds."""
+    # a fork of this process would have its patched torch; a spawned one would import for seconds each
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(sorted({build.module for build in builds}))
     done = 0
@@ -173,7 +176,8 @@ def attempt(build: Build) -> Outcome:
             spills = spills_in_loops(
                 subprocess.run(shown, capture_output=True, text=True, check=True).stdout
             )
-    except Exception as error:  # the compiler's errors have no common class
+    except Exception as error:
+        # the compiler's errors have no common class
         return Outcome(
             build, "not compiled", [f"does not compile: {type(error).__name__}: {error}"]
         )
@@ -211,7 +215,9 @@ def spills_in_loops(machine_code: str) -> int:
     )
     _, component = connected_components(graph, connection="strong")
     sizes = Counter(component)
-    return sum(
-        name.startswith(("STL", "LDL")) and sizes[component[place]] > 1
-        for place, (_, _, name, _) in enumerate(instructions)
-    )
+    spills = 0
+    for place, (_, _, name, _) in enumerate(instructions):
+        # stores and loads of local memory; a component of one instruction is no loop
+        if name.startswith(("STL", "LDL")) and sizes[component[place]] > 1:
+            spills += 1
+    return spills

@@ -36,19 +36,19 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
     parser.add_argument("--page", action="store_true", help="only write the tables of the book")
     options = parser.parse_args(argv)
-    unknown = [name for name in options.engines if name not in known]
-    raise_if_any(
-        [
-            Problem("engines", name, "not one that runs here", did_you_mean(name, known))
-            for name in unknown
-        ]
-    )
+    problems = []
+    for name in options.engines:
+        if name not in known:
+            remedy = did_you_mean(name, known)
+            problems.append(Problem("engines", name, "not one that runs here", remedy))
+    raise_if_any(problems)
 
     if options.page:
         page.write()
         return 0
 
     failed = []
+    # one set of folders for all engines, each in an environment of its own
     with tempfile.TemporaryDirectory(prefix="engines-") as temporary:
         folder = Path(temporary) / "cases"
         cases.write(folder)
@@ -67,10 +67,11 @@ def _run(name: str, folder: Path, out: Path, results: Path) -> list[str]:
         cost = environments.run(name, folder, out, CACHE / name)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         log = out / "log.txt"
+        # what pip or the reader has said last; there is no log where pip did not start
         tail = log.read_text(encoding="utf-8")[-2000:] if log.is_file() else ""
         return [f"{name}: {error}\n{tail}"]
     environment = environments.ENVIRONMENTS[name]
-    found = list(comparison.measured(folder, out, environment.families, environment.reference))
+    measured = list(comparison.measured(folder, out, environment.families, environment.reference))
     stored = {
         "engine": name,
         "packages": environment.pins,
@@ -81,14 +82,14 @@ def _run(name: str, folder: Path, out: Path, results: Path) -> list[str]:
         "seconds": round(cost.seconds),
         "environment_mebibytes": round(cost.mebibytes),
         "right_within": comparison.RIGHT,
-        "cases": [each.as_row() for each in found],
+        "cases": [each.as_row() for each in measured],
     }
     storage.write_json(results / f"{name}.json", stored)
     print(
         f"{name}: {cost.seconds:,.0f} s, {cost.mebibytes:,.0f} MiB, {results / f'{name}.json'}",
         flush=True,
     )
-    return comparison.changes(name, folder, found)
+    return comparison.changes(name, folder, measured)
 
 
 if __name__ == "__main__":

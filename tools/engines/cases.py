@@ -31,7 +31,8 @@ TABLE_LENGTHS = {**LENGTHS, "edge": NATIVE + 1}
 """Positions of the tables; ``edge``: the first text that is longer than before scaling."""
 _TARGET = 4 * NATIVE
 _VOCABULARY = 320
-_FREQUENCIES = 32  # half of a head
+# half of a head
+_FREQUENCIES = 32
 _SIZES = {
     "hidden_size": 256,
     "intermediate_size": 512,
@@ -122,6 +123,7 @@ def write(folder: Path) -> None:
 
 def configuration(case: Case) -> PreTrainedConfig:
     """Return the configuration of a case's model, as transformers has it."""
+    # dynamic scaling begins beyond the model's length, which is the native one
     rope = {"rope_theta": 10_000.0, **SCALINGS[case.scaling]}
     length = NATIVE if rope["rope_type"] == "dynamic" else _TARGET
     kind = CONFIG_MAPPING[case.family]
@@ -143,6 +145,7 @@ def _write_case(
 ) -> None:
     config = configuration(case)
     config.dtype = torch.float32
+    # the weights of a family are the same in all its cases: what differs is the scaling alone
     torch.manual_seed(0)
     model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     if case.family in weights:
@@ -153,16 +156,18 @@ def _write_case(
     _tokenizer().save_pretrained(out)
     exported = spelled(case, json.loads((out / "config.json").read_text(encoding="utf-8")))
     (out / "config.json").write_text(json.dumps(exported, indent=2), encoding="utf-8")
-    flags = {
-        each.engine.name: each.says for each in table.verdicts(exported) if each.result == "flag"
-    }
+    flags = {}
+    for verdict in table.verdicts(exported):
+        if verdict.result == "flag":
+            flags[verdict.engine.name] = verdict.says
     # which readers pass on
     (out / "flags.json").write_text(json.dumps(flags), encoding="utf-8")
 
+    # the reference is of the folder, as it is read, since the spelling is what is tried
     again: Any = AutoModelForCausalLM.from_pretrained(
         out, attn_implementation="eager", dtype=torch.float32
     ).eval()
-    found: dict[str, Any] = {}
+    log_probabilities: dict[str, Any] = {}
     tables: dict[str, Any] = {}
     rotary = copy.deepcopy(again.model.rotary_emb)
     for name, ids in prompts.items():
@@ -176,8 +181,8 @@ def _write_case(
         assert torch.equal(logits, as_made), (
             f"{case.name}: transformers reads another model from its folder"
         )
-        found[name] = torch.log_softmax(logits.float(), -1).numpy()
-    np.savez(out / "transformers.npz", **found)
+        log_probabilities[name] = torch.log_softmax(logits.float(), -1).numpy()
+    np.savez(out / "transformers.npz", **log_probabilities)
     np.savez(out / "tables.npz", **tables)
 
 
@@ -190,6 +195,7 @@ def _table(rotary: Any, length: int) -> np.ndarray:
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:
+    # some engines read no folder without a tokenizer, although prompts are ids
     vocabulary = {f"w{index}": index for index in range(_VOCABULARY)}
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()

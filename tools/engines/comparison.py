@@ -60,13 +60,16 @@ def measured(
 ) -> Iterator[MeasuredCase]:
     """Yield what an engine made of each case of these model types: ``folder`` has the cases, ``out`` what its reader
     wrote, which is compared with the file ``reference`` of a case."""
-    for case in (each for each in cases() if each.family in families):
+    for case in cases():
+        if case.family not in families:
+            continue
         with_flag = _measured(folder / case.name, out / case.name, reference)
+        without_flag = None
+        # what a person gets who overlooks the flag
         plain = out / f"{case.name}.without_flag"
-        has_flag = _beside(plain, ".npz").is_file()
-        yield MeasuredCase(
-            case, with_flag, _measured(folder / case.name, plain, reference) if has_flag else None
-        )
+        if _beside(plain, ".npz").is_file():
+            without_flag = _measured(folder / case.name, plain, reference)
+        yield MeasuredCase(case, with_flag, without_flag)
 
 
 def _beside(path: Path, suffix: str) -> Path:
@@ -80,6 +83,7 @@ def _measured(case: Path, out: Path, name_of_reference: str) -> MeasuredFolder:
     differences: dict[str, float | None] = {}
     for name in reference.files:
         differences[name] = None
+        # llama.cpp gives those of a prompt's last token alone
         if name in found:
             last = reference[name][-len(found[name]) :]
             differences[name] = float(f"{np.abs(last - found[name]).max():.2g}")
@@ -104,17 +108,17 @@ def changes(engine: str, folder: Path, found: list[MeasuredCase]) -> list[str]:
     """Return a line for each case that the table says something else of; a case that needs a flag is right with it,
     and not without."""
     lines = []
-    for each in found:
-        config = json.loads((folder / each.case.name / "config.json").read_text(encoding="utf-8"))
+    for measured_case in found:
+        name = measured_case.case.name
+        config = json.loads((folder / name / "config.json").read_text(encoding="utf-8"))
         verdict = table.computed(engine, config)
         expected = "right" if verdict.result == "flag" else verdict.result
-        served = each.served
+        served = measured_case.served
         if expected != served.result:
             lines.append(
-                f"{engine}, {each.case.name}: the table says {expected}, it is {served.result} {served.error}"
+                f"{engine}, {name}: the table says {expected}, it is {served.result} {served.error}"
             )
-        if each.without_flag is not None and each.without_flag.result == "right":
-            lines.append(
-                f"{engine}, {each.case.name}: the table says right with a flag, it is right without"
-            )
+        without_flag = measured_case.without_flag
+        if without_flag is not None and without_flag.result == "right":
+            lines.append(f"{engine}, {name}: the table says right with a flag, it is right without")
     return lines

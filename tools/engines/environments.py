@@ -73,7 +73,8 @@ ENVIRONMENTS: Mapping[str, Environment] = {
         "read_vllm.py",
         alone=("vllm==0.33.0",),
         reference="tables.npz",
-        families=("llama", "qwen2", "qwen3"),  # others run in transformers' own classes
+        # others run in transformers' own classes
+        families=("llama", "qwen2", "qwen3"),
     ),
     "sglang": Environment(
         (_TORCH, "transformers==5.19.0", *_OF_SERVERS),
@@ -110,7 +111,8 @@ ENVIRONMENTS: Mapping[str, Environment] = {
             *("transformers==5.5.4", "requests==2.34.2", "huggingface-hub==1.21.0"),
         ),
         "read_openvino.py",
-        alone=("optimum-intel==2.2.0",),  # it requires torchvision, whose torch is built for GPUs
+        # it requires torchvision, whose torch is built for GPUs
+        alone=("optimum-intel==2.2.0",),
     ),
     "llama.cpp": Environment(
         (
@@ -154,6 +156,7 @@ def run(name: str, cases: Path, out: Path, place: Path) -> EnvironmentCost:
             "--disable-pip-version-check",
         ]
         subprocess.run([*pip, *environment.packages], check=True)
+        # without what they require, which is large and not needed to read a folder
         if environment.alone:
             subprocess.run([*pip, "--no-deps", *environment.alone], check=True)
         used = sum(

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tape_ds import results
-from tape_ds.arguments import Parser, add_model, add_output, below_one
+from tape_ds.arguments import Parser, add_model, add_output, below_one, values_of
 from tape_ds.data import generated
 from tape_ds.data.generated import TASKS
 from tape_ds.data.generated.addressing import AddressingTask
@@ -53,9 +53,10 @@ def main(argv: list[str] | None = None) -> int:
 
     from tape_ds.scoring import heat_maps, models, resumable
 
-    found = models.find(options, problems)
-    task = prepare(options, found, problems)
-    deciding = {option: vars(options)[option] for option in ("task", "samples", "batch_size")}
+    found_model = models.find(options, problems)
+    task = prepare(options, found_model, problems)
+    # other batches round otherwise, and a probability may be on the edge
+    deciding = values_of(options, ("task", "samples", "batch_size"))
     if isinstance(task, ArithmeticTask):
         name = "arithmetic"
         deciding["trained"] = list(options.trained)
@@ -66,30 +67,31 @@ def main(argv: list[str] | None = None) -> int:
         deciding["lengths"] = options.tested
     work = resumable.Evaluation(
         name,
-        resumable.folder(options.output, found),
-        model=found.about(),
+        resumable.folder(options.output, found_model),
+        model=found_model.about(),
         config=deciding,
         data={f"{name}:{task.name}": task.fingerprint(options.tested)},
         seed=options.seed,
     )
     return work.run(
-        partial(ask_all, options, found, task, work),
-        partial(show, f"{options.task} by {found.name_or_path}", work.folder),
+        partial(ask_all, options, found_model, task, work),
+        partial(show, f"{options.task} by {found_model.name_or_path}", work.folder),
         overwrite=options.overwrite,
         tables=heat_maps.files(work.folder, name),
     )
 
 
 def ask_all(
-    options: argparse.Namespace, found: "FoundModel", task: Task, work: "Evaluation"
+    options: argparse.Namespace, found_model: "FoundModel", task: Task, work: "Evaluation"
 ) -> dict[str, Any]:
     """Load the model, and return the figures of its answers."""
     from tape_ds.scoring import exact_match
     from tape_ds.scoring.resumable import Cost
 
-    model = found.load()
-    cost = Cost(found.device)
+    model = found_model.load()
+    cost = Cost(found_model.device)
     tests = task.tests(options.tested)
+    # the longest first: memory that does not suffice shows at once, and processes end together
     longest_first = sorted(tests, key=lambda test: -test.tokens)
     answered = work.run_jobs(
         [(str(test), test) for test in longest_first], partial(ask, model, options)
@@ -106,15 +108,15 @@ def ask_all(
         "sizes": list(task.sizes),
         "trained": list(options.trained),
         "means": exact_match.means(scores, options.trained),
-        "remark": remark_on_positions(found, task.tokens(options.tested)),
+        "remark": remark_on_positions(found_model, task.tokens(options.tested)),
         "cells": scores,
         "cost": cost.taken(samples=sum(cell["samples"] for cell in scores)),
     }
 
 
-def remark_on_positions(found: "FoundModel", longest: int) -> str | None:
+def remark_on_positions(found_model: "FoundModel", longest: int) -> str | None:
     """Return a sentence on a model whose positions are spread over shorter texts (randpe) than the grid has."""
-    position_options = getattr(found.config, "position_options", None) or {}
+    position_options = getattr(found_model.config, "position_options", None) or {}
     spread = position_options.get("evaluation_length")
     if spread is None or spread >= longest:
         return None
@@ -130,7 +132,7 @@ def show(title: str, folder: Path, figures: Mapping[str, Any]) -> None:
 
     written = heat_maps.write_generated(figures, folder, title)
     print(heat_maps.generated_summary(figures))
-    print(", ".join(str(path) for path in written))
+    print(", ".join(map(str, written)))
 
 
 def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]]:
@@ -205,6 +207,7 @@ def prepare(options: argparse.Namespace, model: "FoundModel", problems: list[Pro
     problems += complete(options, model)
     raise_if_any(problems)
     task = generated.make(options.task, options.task_options or {})
+    # ids as well as tokens: a model of another task may have the same digits in another order
     if model.tokenizer().get_vocab() != ids_of(task.vocabulary):
         wrong = f"its tokens are not those of {options.task}"
         problems.append(
@@ -328,6 +331,7 @@ def ask(model: "PreTrainedModel", options: argparse.Namespace, test: Test) -> di
     from tape_ds.scoring import exact_match, models
 
     samples = test.task.held_out(test.size, options.samples, options.seed)
+    # the room that the longest test of the cell needs, whatever the model's own length
     with models.used_at(model, test.tokens):
         together = options.batch_size * test.tokens
         verdicts = exact_match.judge(model, test.task.vocabulary, samples, batch_tokens=together)

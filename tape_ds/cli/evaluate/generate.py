@@ -40,6 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     options = parser.parse_args(argv)
     problems = below_one(options, "max_new_tokens")
+    # each rank would write its reply between the tokens of the others
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if processes > 1:
         problems.append(
@@ -54,20 +55,23 @@ def main(argv: list[str] | None = None) -> int:
     from tape_ds.scoring import models
     from tape_ds.scoring.generation import continue_prompts, ends_of
 
-    found = models.find(options, problems)
+    found_model = models.find(options, problems)
     raise_if_any(problems)
-    tokenizer = found.tokenizer()
+    tokenizer = found_model.tokenizer()
     ids = ids_of(prompt, tokenizer, options.chat)
     if not ids:
         problems.append(
             Problem("--prompt", prompt, "the tokenizer makes no token of it", "give another text")
         )
-    problems += models.check_tokens("--prompt", ids, found)
+    # a token beyond the embeddings ends a process on a GPU without a message
+    problems += models.check_tokens("--prompt", ids, found_model)
     length = len(ids) + options.max_new_tokens
-    raise_if_any(problems + models.check_lengths("tokens of prompt and reply", [length], found))
-    models.print_notes(found, [length], bos=False)
+    raise_if_any(
+        problems + models.check_lengths("tokens of prompt and reply", [length], found_model)
+    )
+    models.print_notes(found_model, [length], bos=False)
 
-    model = found.load()
+    model = found_model.load()
     started = time.monotonic()
     with models.used_at(model, length):
         (new,) = continue_prompts(

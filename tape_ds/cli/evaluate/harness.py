@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tape_ds import storage
-from tape_ds.arguments import Parser, add_model, add_output, length
+from tape_ds.arguments import Parser, add_model, add_output, length, values_of
 from tape_ds.errors import Problem, collecting, command, is_main_process, raise_if_any
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ READING = ("batch_size", "max_length", "truncate")
 def main(argv: list[str] | None = None) -> int:
     """Check, load the tasks, ask, write, print."""
     options = parse(argv)
-    found, config = prepare(options)
+    found_model, config = prepare(options)
     from lm_eval import simple_evaluate
     from lm_eval.loggers import EvaluationTracker
 
@@ -67,27 +67,25 @@ def main(argv: list[str] | None = None) -> int:
     deciding: dict[str, Any] = {"tasks": config.tasks}
     for name in NUMBERS:
         deciding[name] = getattr(config, name)
-    for name in READING:
-        deciding[name] = vars(options)[name]
+    deciding |= values_of(options, READING)
     # the model's hash has the tokenizer
-    deciding["metadata"] = {
-        name: value for name, value in config.metadata.items() if name != "tokenizer"
-    }
+    deciding["metadata"] = dict(config.metadata)
+    deciding["metadata"].pop("tokenizer", None)
     if config.apply_chat_template:
-        template = json.dumps(found.tokenizer().chat_template, sort_keys=True)
+        template = json.dumps(found_model.tokenizer().chat_template, sort_keys=True)
         deciding["chat_template"] = hashlib.sha256(template.encode()).hexdigest()
     # the tasks of SCROLLS cut by it
     config.metadata = {"max_tokens": options.max_length} | config.metadata
     tasks = harness_tasks.load_tasks(config)
     rolling = tasks.rolling()
-    begin = beginning(found.tokenizer()) if rolling else []
+    begin = beginning(found_model.tokenizer()) if rolling else []
     # scores that lm-eval's own model, and earlier versions of this one, do not give
     if begin:
-        deciding["text_begins_with"] = found.tokenizer().decode(begin)
+        deciding["text_begins_with"] = found_model.tokenizer().decode(begin)
     work = resumable.Evaluation(
         "harness",
-        resumable.folder(options.output, found),
-        model=found.about(),
+        resumable.folder(options.output, found_model),
+        model=found_model.about(),
         config=deciding,
         data=tasks.fingerprints(config.num_fewshot),
         seed=config.seed[0],
@@ -110,10 +108,10 @@ def main(argv: list[str] | None = None) -> int:
         "verbosity": None,
         "fewshot_as_multiturn": config.fewshot_as_multiturn or False,
         "batch_size": options.batch_size,
-        "model_args": {"pretrained": found.name_or_path},
+        "model_args": {"pretrained": found_model.name_or_path},
         "task_manager": tasks,
         "use_cache": str(work.journal / "answers"),
-        "device": str(found.device),
+        "device": str(found_model.device),
         # the intervals are of the first rank alone
         "bootstrap_iters": 100_000 if is_main_process() else 0,
         "log_samples": config.log_samples or bool(submission),
@@ -123,9 +121,8 @@ def main(argv: list[str] | None = None) -> int:
         """Return the figures, on the first rank alone; answers of an earlier start are reused."""
         with ExitStack() as held:
             resumable.from_first(lambda: work.lock(held))
-            cost = Cost(found.device)
-            reading = {name: vars(options)[name] for name in READING}
-            lm = HarnessModel(found, **reading)
+            cost = Cost(found_model.device)
+            lm = HarnessModel(found_model, **values_of(options, READING))
             lm.tasks = tasks.tasks
             tracker = EvaluationTracker(output_path=str(work.folder / "lm_eval"))
             results = simple_evaluate(**arguments | {"model": lm, "evaluation_tracker": tracker})
@@ -144,11 +141,15 @@ def main(argv: list[str] | None = None) -> int:
             rows = sorted(samples[name], key=lambda row: row["doc_id"])
             texts = {row["doc"]["id"]: row["filtered_resps"][0] for row in rows}
             storage.write_text(file, json.dumps(texts) + "\n")
+        # SCROLLS needs them for its texts, also where they were not asked for
         shown = samples if config.log_samples else {}
         tracker.save_results_aggregated(results=results, samples=shown or None)
-        for name, each in shown.items():
-            tracker.save_results_samples(task_name=name, samples=each)
-        cut = {name: sum(each[name] for each in each_cut) for name in lm.cut}
+        for name, samples_of_task in shown.items():
+            tracker.save_results_samples(task_name=name, samples=samples_of_task)
+        cut = dict.fromkeys(lm.cut, 0)
+        for cut_there in each_cut:
+            for name in cut:
+                cut[name] += cut_there[name]
         stored = {**harness_tasks.figures(results, cut), "cost": taken}
         if begin:
             stored["unlike_lm_eval"] = {"tasks": rolling, "unscored": deciding["text_begins_with"]}
@@ -164,6 +165,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Return this project's options for the model, and lm-eval's own for everything else."""
+    # it logs what it imports, before the first message of this command
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
     from lm_eval._cli.run import Run
 
@@ -226,11 +228,11 @@ def prepare(options: argparse.Namespace) -> tuple["FoundModel", "EvaluatorConfig
         "output_path",
         "max_batch_size",
     }
-    known = {each.name for each in fields(EvaluatorConfig)} - ours
-    given = argparse.Namespace(
-        **{name: value for name, value in vars(options).items() if name in known}
-    )
-    given.output_path = "here"  # --log_samples asks for one
+    # lm-eval has options of these names, which mean something else to it
+    known = {field.name for field in fields(EvaluatorConfig)} - ours
+    given = argparse.Namespace(**values_of(options, known & vars(options).keys()))
+    # --log_samples asks for one
+    given.output_path = "here"
     try:
         config = EvaluatorConfig.from_cli(given)
         # a file may hold names as one string, and no seed
@@ -250,15 +252,15 @@ def prepare(options: argparse.Namespace) -> tuple["FoundModel", "EvaluatorConfig
                 Problem("--tasks", None, "none is given", "such as tape_table9, arc_easy, mmlu_*")
             )
 
-    found = models.find(options, problems)
+    found_model = models.find(options, problems)
     with collecting(problems):
-        options.max_length = options.max_length or found.native_length
-        problems += models.check_lengths("--max_length", [options.max_length], found)
+        options.max_length = options.max_length or found_model.native_length
+        problems += models.check_lengths("--max_length", [options.max_length], found_model)
     raise_if_any(problems)
 
     # RULER's tasks load the tokenizer that the metadata name with the code that it carries; old tokenizers have a list
     # there, and a configuration's code runs too if the tokenizer names no class
-    folder = Path(model_folder.resolve(found.tokenizer_name_or_path, with_weights=False))
+    folder = Path(model_folder.resolve(found_model.tokenizer_name_or_path, with_weights=False))
     has_code = False
     for name in ("tokenizer_config.json", "config.json"):
         if (folder / name).is_file():
@@ -267,5 +269,5 @@ def prepare(options: argparse.Namespace) -> tuple["FoundModel", "EvaluatorConfig
                 {"AutoTokenizer", "AutoConfig"} & named.keys()
             )
     if options.trust_remote_code or not has_code:
-        config.metadata = {"tokenizer": found.tokenizer_name_or_path} | config.metadata
-    return found, config
+        config.metadata = {"tokenizer": found_model.tokenizer_name_or_path} | config.metadata
+    return found_model, config

@@ -16,12 +16,13 @@ Exit codes: 0 done; 2 a mistake.
 
 import argparse
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tape_ds.arguments import Parser, add_model, add_output, below_one, length
+from tape_ds.arguments import Parser, add_model, add_output, below_one, length, values_of
 from tape_ds.data import passkey as prompts
 from tape_ds.data.passkey import FORMS, PUBLISHED_LENGTHS, PUBLISHED_TRIALS, REPLY_TOKENS
 from tape_ds.errors import Problem, collecting, command, is_main_process, raise_if_any
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from tape_ds.scoring.resumable import Evaluation
 
 NAME = "passkey"
-LENGTHS = tuple(1024 * thousands for thousands in (1, 2, 4, 8))
+LENGTHS = (1024, 2048, 4096, 8192)
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 TRIALS = 5
 SETTINGS = ("protocol", "form", "depths", "trials", "new_tokens", "use_cache", "chunk")
@@ -48,22 +49,23 @@ def main(argv: list[str] | None = None) -> int:
 
     from tape_ds.scoring import heat_maps, models, resumable
 
-    found = models.find(options, problems)
-    plans = prepare(options, found, problems)
-    deciding = {name: vars(options)[name] for name in SETTINGS}
+    found_model = models.find(options, problems)
+    plans = prepare(options, found_model, problems)
+    deciding = values_of(options, SETTINGS)
+    # in any order the same questions
     deciding["lengths"] = sorted(options.lengths)
     work = resumable.Evaluation(
         NAME,
-        resumable.folder(options.output, found),
-        model=found.about(),
+        resumable.folder(options.output, found_model),
+        model=found_model.about(),
         config=deciding,
         data={f"passkey:{options.form}": prompts.fingerprint(options.form)},
         seed=None if options.protocol == "published" else options.seed,
     )
-    models.print_notes(found, options.lengths)
+    models.print_notes(found_model, options.lengths)
     return work.run(
-        partial(ask_all, options, found, plans, work),
-        partial(show, options, found, work.folder),
+        partial(ask_all, options, found_model, plans, work),
+        partial(show, options, found_model, work.folder),
         overwrite=options.overwrite,
         tables=heat_maps.files(work.folder, NAME),
     )
@@ -71,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def ask_all(
     options: argparse.Namespace,
-    found: "FoundModel",
+    found_model: "FoundModel",
     plans: Sequence["PlannedQuestion"],
     work: "Evaluation",
 ) -> dict[str, Any]:
@@ -81,15 +83,16 @@ def ask_all(
 
     if is_main_process():
         print(announcement(options, len(plans)), flush=True)
-    model = found.load()
-    cost = Cost(found.device)
+    model = found_model.load()
+    cost = Cost(found_model.device)
     if options.use_cache and not replies.reads_in_pieces(model) and is_main_process():
         print(
             "prompts are read in one piece: for this model pieces may give other numbers",
             flush=True,
         )
+    # the longest first: memory that does not suffice shows at once, and processes end together
     longest_first = sorted(plans, key=lambda plan: -plan.length)
-    ask = partial(answer, options, model, found.tokenizer())
+    ask = partial(answer, options, model, found_model.tokenizer())
     answered = work.run_jobs([(plan.name, plan) for plan in longest_first], ask)
     rows = [(plan.length, plan.depth, answered[plan.name]) for plan in plans]
     tokens = sum(row["tokens"] for *_, row in rows)
@@ -114,12 +117,16 @@ def count(rows: Sequence[tuple[int, float | None, dict[str, Any]]]) -> dict[str,
     """Return the counts of rows, each with its length and depth: by both, and by length."""
     from tape_ds.scoring.passkey import counts
 
+    by_cell = defaultdict(list)
+    by_length = defaultdict(list)
+    for nominal, depth, row in rows:
+        by_cell[nominal, depth].append(row)
+        by_length[nominal].append(row)
     cells = []
-    for nominal, depth in sorted({(nominal, depth) for nominal, depth, _ in rows}):
-        in_cell = [row for *place, row in rows if place == [nominal, depth]]
-        correct_ids = None
-        if all(row["same_ids"] is not None for row in in_cell):
-            correct_ids = sum(row["same_ids"] for row in in_cell)
+    for (nominal, depth), in_cell in sorted(by_cell.items()):
+        # None: not every tokenizer has ids of the key alone
+        same_ids = [row["same_ids"] for row in in_cell]
+        correct_ids = None if None in same_ids else sum(same_ids)
         cell = {
             "length": nominal,
             "depth": depth,
@@ -129,11 +136,10 @@ def count(rows: Sequence[tuple[int, float | None, dict[str, Any]]]) -> dict[str,
             "mean_tokens": statistics.fmean(row["tokens"] for row in in_cell),
         }
         cells.append(cell)
-    by_length = []
-    for nominal in sorted({nominal for nominal, *_ in rows}):
-        of_length = [row for length_asked, _, row in rows if length_asked == nominal]
-        by_length.append({"length": nominal, **counts(of_length), "replies": of_length})
-    return {"cells": cells, "passkeys": by_length}
+    passkeys = []
+    for nominal, of_length in sorted(by_length.items()):
+        passkeys.append({"length": nominal, **counts(of_length), "replies": of_length})
+    return {"cells": cells, "passkeys": passkeys}
 
 
 def announcement(options: argparse.Namespace, total: int) -> str:
@@ -145,22 +151,24 @@ def announcement(options: argparse.Namespace, total: int) -> str:
 
 
 def show(
-    options: argparse.Namespace, found: "FoundModel", folder: Path, figures: Mapping[str, Any]
+    options: argparse.Namespace, found_model: "FoundModel", folder: Path, figures: Mapping[str, Any]
 ) -> None:
     """Write tables and picture, and print the tables."""
     from tape_ds.scoring import heat_maps, tables
 
-    title = f"Passkeys found by {found.name_or_path} ({options.form}, {options.protocol})"
+    title = f"Passkeys found by {found_model.name_or_path} ({options.form}, {options.protocol})"
     by_length = figures["passkeys"]
     written = heat_maps.write_passkeys(
-        figures["cells"], folder, title=title, native_length=found.known_length
+        figures["cells"], folder, title=title, native_length=found_model.known_length
     )
     print(f"\n{title}\n")
     print(heat_maps.passkey_table(figures["cells"]))
     tables.print_passkeys(
-        {found.name_or_path: by_length}, found.known_length or by_length[-1]["length"], "its length"
+        {found_model.name_or_path: by_length},
+        found_model.known_length or by_length[-1]["length"],
+        "its length",
     )
-    print(", ".join(str(path) for path in written))
+    print(", ".join(map(str, written)))
 
 
 def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]]:
@@ -219,6 +227,7 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]
     options = parser.parse_args(argv)
     options.use_cache = options.use_cache == "true"
     grid = options.protocol == "grid"
+    # the parser has no defaults of these: the two protocols have different ones
     if grid:
         options.depths = options.depths or list(DEPTHS)
         options.lengths = options.lengths or list(LENGTHS)
@@ -245,7 +254,8 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]
         if len(set(depths)) < len(depths) or not all(0 <= depth <= 1 for depth in depths):
             remedy = "give shares such as 0 0.5 1, each once, or one whole number above 1 for an even grid"
             problems.append(Problem("--depths", options.depths, "no shares from 0 to 1", remedy))
-            depths = list(DEPTHS)  # all else is checked with these
+            # all else is checked with these
+            depths = list(DEPTHS)
         options.depths = depths
     if not grid and options.form != "longlora":
         problems.append(
@@ -268,6 +278,7 @@ def prepare(
     from tape_ds.scoring.questions import tokens_needed
 
     tokenizer = model.tokenizer()
+    # a reply that is shorter than its key is wrong whatever the model has found
     least = len(prompts.answer_ids(tokenizer, prompts.LARGEST_KEY) or ())
     if 1 <= options.new_tokens < least:
         wrong = f"{prompts.LARGEST_KEY} alone has {least} tokens"
@@ -279,17 +290,19 @@ def prepare(
                 tokenizer, options.lengths, options.trials, reply=options.new_tokens
             )
         else:
-            drawn: dict[str, Any] = {
-                "seed": options.seed,
-                "form": options.form,
-                "reply": options.new_tokens,
-            }
             plans = prompts.grid(
-                tokenizer, options.lengths, options.depths, options.trials, **drawn
+                tokenizer,
+                options.lengths,
+                options.depths,
+                options.trials,
+                seed=options.seed,
+                form=options.form,
+                reply=options.new_tokens,
             )
     if options.protocol != "published" or model.position_limit is None:
         problems += check_lengths("--lengths", options.lengths, model)
-    else:  # a published prompt has the tokens that its characters give
+    else:
+        # a published prompt has the tokens that its characters give
         longest = dict.fromkeys(options.lengths, 0)
         for plan in plans:
             longest[plan.length] = max(longest[plan.length], tokens_needed([plan.write()]))

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tape_ds.arguments import Parser, add_model, add_output, below_one, length
+from tape_ds.arguments import Parser, add_model, add_output, below_one, length, values_of
 from tape_ds.data.sources import SPLITS, Source, parse_all
 from tape_ds.errors import Problem, collecting, command, raise_if_any
 from tape_ds.scoring.windows import CONVENTIONS, Scoring
@@ -33,9 +33,11 @@ if TYPE_CHECKING:
     from tape_ds.scoring.window_jobs import Jobs, Texts, WindowJob
 
 NAME = "perplexity"
-STRIDE = 256  # the published one of all_tokens
+# the published one of all_tokens
+STRIDE = 256
 SPLIT = "heldout"
-LONG_PPL_SHORT = 4096  # as published
+# as published
+LONG_PPL_SHORT = 4096
 SHORTEST = 2
 """Tokens of the shortest window and document: one to start from and one to predict."""
 SCORING = ("convention", "bos", "first_window", "drop_last", "spans")
@@ -53,9 +55,9 @@ def main(argv: list[str] | None = None) -> int:
 
     from tape_ds.scoring import losses, models, resumable
 
-    found = models.find(options, problems)
-    tokenizer = found.tokenizer()
-    problems += models.check_lengths("--lengths", options.lengths, found)
+    found_model = models.find(options, problems)
+    tokenizer = found_model.tokenizer()
+    problems += models.check_lengths("--lengths", options.lengths, found_model)
     if options.bos and tokenizer.bos_token_id is None:
         problems.append(
             Problem(
@@ -65,10 +67,10 @@ def main(argv: list[str] | None = None) -> int:
                 "leave it out, or name another --tokenizer",
             )
         )
-    reason = losses.unscorable(found.config)
+    reason = losses.unscorable(found_model.config)
     if reason is not None:
-        problems.append(Problem("model", found.name_or_path, reason, "score another model"))
-    judge = find_judge(options, found, problems)
+        problems.append(Problem("model", found_model.name_or_path, reason, "score another model"))
+    judge = find_judge(options, found_model, problems)
     raise_if_any(problems)
 
     stride = STRIDE if options.stride is None else options.stride
@@ -76,20 +78,20 @@ def main(argv: list[str] | None = None) -> int:
     if options.convention == "blocks":
         # none: blocks follow on one another
         deciding["stride"] = options.stride
-    deciding |= {name: vars(options)[name] for name in SCORING}
+    deciding |= values_of(options, SCORING)
     if options.long_ppl:
         about_judge = None if judge is None else judge.about()
         deciding["long_ppl"] = {"short": options.long_ppl_short, "judge": about_judge}
-    deciding |= {name: vars(options)[name] for name in DOCUMENTS}
+    deciding |= values_of(options, DOCUMENTS)
     work = resumable.Evaluation(
         NAME,
-        resumable.folder(options.output, found),
-        model=found.about(),
+        resumable.folder(options.output, found_model),
+        model=found_model.about(),
         config=deciding,
         data={source.spec: source.fingerprint() for source in sources},
         seed=None,
     )
-    models.print_notes(found, options.lengths, bos=not options.bos)
+    models.print_notes(found_model, options.lengths, bos=not options.bos)
     scoring = Scoring(
         convention=options.convention,
         stride=stride,
@@ -99,15 +101,15 @@ def main(argv: list[str] | None = None) -> int:
         spans=options.spans,
     )
     return work.run(
-        partial(score_all, options, found, judge, sources, scoring, work),
-        partial(show, found),
+        partial(score_all, options, found_model, judge, sources, scoring, work),
+        partial(show, found_model),
         overwrite=options.overwrite,
     )
 
 
 def score_all(
     options: argparse.Namespace,
-    found: "FoundModel",
+    found_model: "FoundModel",
     judge: "FoundModel | None",
     sources: Sequence[Source],
     scoring: Scoring,
@@ -119,22 +121,24 @@ def score_all(
 
     texts: dict[str, list[window_jobs.ScoredText]] = {}
     problems: list[Problem] = []
-    choice = {name: vars(options)[name] for name in DOCUMENTS}
+    choice = values_of(options, DOCUMENTS)
     for source in sources:
+        # all sources' problems in one message, although reading one may take minutes
         with collecting(problems):
             texts[source.spec] = window_jobs.read_texts(
-                source, found.tokenizer(), bare=options.bos, **choice
+                source, found_model.tokenizer(), bare=options.bos, **choice
             )
-    raise_if_any(problems)  # before the model is loaded
+    # before the model is loaded
+    raise_if_any(problems)
     jobs = window_jobs.plan(texts, options.lengths, scoring)
-    require_covered(jobs, texts, options.lengths, scoring, found)
+    require_covered(jobs, texts, options.lengths, scoring, found_model)
     long_jobs = {}
     if options.long_ppl:
         long_jobs = long_ppl.jobs(texts, options.lengths, options.long_ppl_short)
 
-    model = found.load()
+    model = found_model.load()
     judging = model if judge is None else judge.load()
-    cost = Cost(found.device)
+    cost = Cost(found_model.device)
     score_windows = partial(
         window_jobs.work, model, texts, scoring, options.batch_size, options.chunk
     )
@@ -148,6 +152,7 @@ def score_all(
         return score_windows(job)
 
     planned: list[tuple[str, WindowJob | LongJob]] = [*jobs.items(), *long_jobs.items()]
+    # the longest first: memory that does not suffice shows at once, and processes end together
     longest_first = sorted(planned, key=lambda item: -item[1].length)
     done = work.run_jobs(longest_first, score_job)
     figures = window_jobs.figures(texts, options.lengths, scoring, jobs, done)
@@ -311,8 +316,9 @@ def find_judge(
     if not judges:
         return None
     (judge,) = judges
-    own = tokenized.tokenizer_fingerprint(model.tokenizer())
-    if tokenized.tokenizer_fingerprint(judge.tokenizer()) != own:
+    # it names tokens by their place in the text, which another tokenizer divides otherwise
+    fingerprint = tokenized.tokenizer_fingerprint(model.tokenizer())
+    if tokenized.tokenizer_fingerprint(judge.tokenizer()) != fingerprint:
         wrong = f"its tokenizer is not that of {model.name_or_path}"
         problems.append(
             Problem(
@@ -334,10 +340,13 @@ def require_covered(
     """Check that each source has a full window of each length, and the model an embedding for each token."""
     covered = set()
     for job in jobs.values():
-        if not job.spans and any(
-            window.end - window.start == scoring.room(job.length) for _, window in job.windows
-        ):
+        # the loss by position comes in addition to these
+        if job.spans:
+            continue
+        full = scoring.room(job.length)
+        if full in {window.end - window.start for _, window in job.windows}:
             covered.add((job.source, job.length))
+    # of a model with several parts, the text's
     vocabulary = model.config.get_text_config().vocab_size
     problems = []
     for source, parts in texts.items():

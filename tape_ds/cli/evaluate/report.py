@@ -36,25 +36,24 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     file = Path(options.output) / NAME
     problems = check_folder("--output", file.parent)
-    found: list[report_columns.Column] = []
+    columns: list[report_columns.Column] = []
     unused: list[report_columns.Unused] = []
     with collecting(problems):
-        found, unused = report_columns.collect(options.runs)
+        columns, unused = report_columns.collect(options.runs)
     # matplotlib takes a second, which --help does not need
     from tape_ds.scoring import report_page
 
+    # a person's file of this name is never replaced
     if os.path.lexists(file) and not (file.is_file() and report_page.is_page(file)):
         wrong = f"{NAME} in it is not a page of this command"
         problems.append(Problem("--output", options.output, wrong, "name another folder"))
     raise_if_any(problems)
     if is_main_process():
-        storage.write_text(file, report_page.page(found, unused, options.title))
-        for column in found:
-            print(
-                f"{column.name}:",
-                *(f"  {each.kind}: {each.path}" for each in column.records.values()),
-                sep="\n",
-            )
+        storage.write_text(file, report_page.page(columns, unused, options.title))
+        for column in columns:
+            print(f"{column.name}:")
+            for record in column.records.values():
+                print(f"  {record.kind}: {record.path}")
         for path, reason in unused:
             print(f"not used: {path}: {reason}")
         print(f"page: {file}", flush=True)

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tape_ds import storage
-from tape_ds.arguments import Parser, add_model, add_output, below_one, length
+from tape_ds.arguments import Parser, add_model, add_output, below_one, length, values_of
 from tape_ds.errors import (
     Problem,
     UserError,
@@ -77,16 +77,20 @@ def main(argv: list[str] | None = None) -> int:
         with collecting(problems):
             base = ruler_base.read(options.against)
             problems += ruler_base.check(options, base)
-    found: FoundModel | None = None
+    found_model: FoundModel | None = None
     with collecting(problems):
-        found = models.find(options)
-    if found is None:  # its tokenizer measures everything else
+        found_model = models.find(options)
+    # its tokenizer measures everything else
+    if found_model is None:
         raise UserError(problems)
-    problems += models.check_lengths("--lengths", options.lengths, found)
-    problems += check_sharing(options, found)
-    drawn, source = draw(options, per_text, found, problems)
+    problems += models.check_lengths("--lengths", options.lengths, found_model)
+    problems += check_sharing(options, found_model)
+    drawn, source = draw(options, per_text, found_model, problems)
 
-    questions = [question for each in drawn for question in each.questions]
+    questions: list[RulerQuestion] = []
+    for task_drawn in drawn:
+        questions += task_drawn.questions
+    # the base is compared on the questions that it was asked, too
     base_replies = None
     not_compared: list[str] = []
     if base is not None:
@@ -94,10 +98,10 @@ def main(argv: list[str] | None = None) -> int:
         base_replies, not_compared = ruler_base.common(
             options.against, base, questions, source, split
         )
-    config: dict[str, Any] = {
-        name: vars(options)[name] for name in ("lengths", "samples", "chat", "chunk")
-    }
+    # What decides a number is stored with it. Other splitters give other sentences, and other places for needles.
+    config = values_of(options, ("lengths", "samples", "chat", "chunk"))
     config |= {"tasks": tasks, "sentences": splitter(tasks)}
+    # only where it is used: stored results of earlier versions stay those of the same evaluation
     shared = options.questions_per_text > 1
     if shared:
         config["questions_per_text"] = options.questions_per_text
@@ -106,33 +110,33 @@ def main(argv: list[str] | None = None) -> int:
         data["against"] = storage.digest(ruler_base.file_of(options.against))
     work = resumable.Evaluation(
         NAME,
-        resumable.folder(options.output, found),
-        model=found.about(),
+        resumable.folder(options.output, found_model),
+        model=found_model.about(),
         config=config,
         data=data,
         seed=options.seed,
     )
-    models.print_notes(found, options.lengths)
-    title = f"RULER: {found.name_or_path} ({'chat' if options.chat else 'base'})"
+    models.print_notes(found_model, options.lengths)
+    title = f"RULER: {found_model.name_or_path} ({'chat' if options.chat else 'base'})"
 
     def ask_all() -> dict[str, Any]:
         from tape_ds.scoring import ruler
         from tape_ds.scoring.questions import grouped
 
-        model = found.load()
-        cost = Cost(found.device)
+        model = found_model.load()
+        cost = Cost(found_model.device)
         texts = grouped(questions, attrgetter("task", "length", "text"))
         longest_first = sorted(texts, key=lambda asked: -len(asked[0].ids))
-        ask = partial(answer, model, found.tokenizer(), options.chunk)
+        ask = partial(answer, model, found_model.tokenizer(), options.chunk)
         answered = work.run_jobs([(asked[0].name, asked) for asked in longest_first], ask)
         replies = []
         for asked in texts:
             for question, row in zip(asked, answered[asked[0].name], strict=True):
                 replies.append(placed(question, row, shared))
         figures = ruler.figures(replies, seed=options.seed, against=base_replies)
-        room = {
-            task: [each.room for each in drawn if each.questions[0].task == task] for task in tasks
-        }
+        room: dict[str, list[int]] = {task: [] for task in tasks}
+        for task_drawn in drawn:
+            room[task_drawn.questions[0].task].append(task_drawn.room)
         figures |= {"haystack": source.spec, "not_asked": not_asked(tasks), "room": room}
         if shared:
             figures |= {"questions_per_text": per_text, "intervals": INTERVALS}
@@ -144,7 +148,7 @@ def main(argv: list[str] | None = None) -> int:
     def show(figures: Mapping[str, Any]) -> None:
         written = ruler_tables.write(figures, work.folder, title)
         print(f"\n{title}\n\n{ruler_tables.summary(figures)}\n\n{ruler_tables.table(figures)}\n")
-        print(", ".join(str(path) for path in written))
+        print(", ".join(map(str, written)))
 
     if is_main_process():
         print(f"{NAME}: {len(questions):,} questions of {len(tasks)} tasks", flush=True)
@@ -258,13 +262,13 @@ def share_texts(
     from tape_ds.scoring.ruler_generators import keys_in_text
 
     asked = max(1, options.questions_per_text)
-    found = {}
+    per_text = {}
     for task in tasks:
-        found[task] = asked if keys_in_text(task) > 1 else 1
-    if asked > 1 and tasks and max(found.values()) == 1:
+        per_text[task] = asked if keys_in_text(task) > 1 else 1
+    if asked > 1 and tasks and max(per_text.values()) == 1:
         wrong = "no text of these tasks holds several keys to ask about one by one"
         problems.append(Problem("--questions_per_text", asked, wrong, "leave it out"))
-    return found
+    return per_text
 
 
 def check_sharing(options: argparse.Namespace, model: "FoundModel") -> list[Problem]:
@@ -296,6 +300,7 @@ def draw(
     from tape_ds.scoring.ruler_generators import QA_FILES, Generators, hides_in_essays
 
     tasks = list(per_text)
+    has_essays = any(map(hides_in_essays, tasks))
     spec = options.haystack or ruler_questions.HAYSTACK
     sources: list[Source] = []
     texts: list[str] = []
@@ -304,17 +309,16 @@ def draw(
         if sources[0].tokenised:
             wrong = "it holds token ids, and needles are hidden in texts"
             raise_if_any([Problem("--haystack", spec, wrong, "name the texts")])
-        if any(hides_in_essays(task) for task in tasks):
+        if has_essays:
             texts = [document.text for document in sources[0].documents("heldout")]
-    if options.haystack is not None and tasks and not any(hides_in_essays(task) for task in tasks):
+    if options.haystack is not None and tasks and not has_essays:
         problems.append(
             Problem("--haystack", spec, "no task hides needles in essays", "leave it out")
         )
-    files = {
-        name: Path(getattr(options, name))
-        for name in QA_FILES.values()
-        if getattr(options, name) is not None
-    }
+    files = {}
+    for name, file in values_of(options, QA_FILES.values()).items():
+        if file is not None:
+            files[name] = Path(file)
     generators = Generators(lambda: texts, files)
     problems += generators.check_qa()
     tokenizer = model.tokenizer()
@@ -375,7 +379,7 @@ def splitter(tasks: Sequence[str]) -> str | None:
     """Return the name of what splits the haystack into sentences; None if there is none to split."""
     from tape_ds.scoring.ruler_generators import hides_in_essays, sentence_splitter
 
-    if any(hides_in_essays(task) for task in tasks):
+    if any(map(hides_in_essays, tasks)):
         return sentence_splitter()[0]
     return None
 

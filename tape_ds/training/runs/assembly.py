@@ -23,14 +23,14 @@ from tape_ds.distributed import comparison
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.distributed.shared_reading import identify_together
 from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.methods.prepare import prepare
+from tape_ds.methods.prepare import prepare_model
 from tape_ds.models.loading import extendable
 from tape_ds.models.loading.base_model import open_base
 from tape_ds.planning import hardware, search
 from tape_ds.planning.prediction import Plan
 from tape_ds.planning.recipe_job import job_of, settle_here
 from tape_ds.resilience import run_lock
-from tape_ds.run_folder import FINISHED, read
+from tape_ds.run_folder import FINISHED, read_marker
 from tape_ds.training import device, earlier_run, identity
 from tape_ds.training.environment import join_process_group, say
 from tape_ds.training.finite_weights import require_finite_weights
@@ -83,7 +83,7 @@ def assemble(recipe: Recipe) -> Run:
     model = run.load_model()
     if base is not None and run.resumed is None:
         require_finite_weights(model, "model", base.name, run.rank_sync)
-    prepared = prepare(run.method, model, section)
+    prepared = prepare_model(run.method, model, section)
     run = replace(run, model=prepared.model, names=prepared.names)
     return replace(run, teacher=run.load_teacher())
 
@@ -208,7 +208,7 @@ def _require_same_run(run: Run, resumed: load.Resumed) -> None:
         )
     )
     same = all(difference.name == identity.COMMIT for difference in found)
-    ended = rank_sync.first(read(run.output / FINISHED) if same else None)
+    ended = rank_sync.first(read_marker(run.output / FINISHED) if same else None)
     if recipe.trainer_value("resume_from_checkpoint") == load.AUTO and ended is not None:
         raise NothingToDo(f"{run.arguments.output_dir}: finished already, at step {ended['step']}")
     if rank_sync.rank == 0:

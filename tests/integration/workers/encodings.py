@@ -14,7 +14,7 @@ from tape_ds.checkpoint import trained
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.data.order import collate
 from tape_ds.methods import init_weights
-from tape_ds.methods.prepare import prepare
+from tape_ds.methods.prepare import prepare_model
 from tape_ds.training.trainer import TapeTrainer
 from tests.integration.workers.common import LENGTH, Sequences, arguments, end, run_worker
 from tests.models.helpers import tiny_config
@@ -41,7 +41,7 @@ def train(folder: Path, encoding: str, stage: int) -> dict:
     model = init_weights.build(tiny_config(encoding=encoding), 5, torch.float32)
     names = [name for name, _ in model.named_parameters()]
     before = trained.gather(model, names)
-    prepared = prepare("full", model, None)
+    prepared = prepare_model("full", model, None)
     trainer = TapeTrainer(
         record=TrainedRecord(base=None, method="full", names=prepared.names),
         tokens_per_step=4 * LENGTH,

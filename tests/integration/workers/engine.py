@@ -15,7 +15,7 @@ from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.config.sections import Optimization
 from tape_ds.data.order import collate
 from tape_ds.methods.distillation import Teacher
-from tape_ds.methods.prepare import prepare
+from tape_ds.methods.prepare import prepare_model
 from tape_ds.models import convert
 from tape_ds.models.loading import extendable
 from tape_ds.training.trainer import TapeTrainer
@@ -99,7 +99,7 @@ def train(
     model = convert.load(base, config, dtype=torch.bfloat16 if bf16 else torch.float32)
     everything = [name for name, _ in model.named_parameters()]
     fresh = trained.gather(model, everything)
-    prepared = prepare(method, model, Settings)
+    prepared = prepare_model(method, model, Settings)
     Settings.train_position = True
     record = TrainedRecord(base=str(base), method=method, names=prepared.names)
     trainer = TapeTrainer(

@@ -16,7 +16,7 @@ from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.config.sections import Safety
 from tape_ds.data.order import collate
 from tape_ds.distributed.rank_sync import RankSync
-from tape_ds.methods.prepare import prepare
+from tape_ds.methods.prepare import prepare_model
 from tape_ds.resilience import guards
 from tape_ds.resilience.guards import StoppedByGuard
 from tape_ds.training.callbacks import Progress
@@ -90,7 +90,7 @@ def train(folder: Path, stage: int, bf16: bool) -> dict[str, Any]:
     model = TapeForCausalLM(tiny_config(vocab_size=VOCABULARY)).to(
         torch.bfloat16 if bf16 else torch.float32
     )
-    prepared = prepare("full", model, settings())
+    prepared = prepare_model("full", model, settings())
     trainer = Poisoned(
         record=TrainedRecord(base="base", method="full", names=prepared.names),
         tokens_per_step=2 * LENGTH,

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 from tape_ds import methods
 from tape_ds.checkpoint.trained import TrainedRecord, save_trained
 from tape_ds.data.order import collate
-from tape_ds.methods.prepare import prepare
+from tape_ds.methods.prepare import prepare_model
 from tape_ds.models import convert
 from tape_ds.models.loading import extendable
 from tape_ds.training.trainer import TapeTrainer
@@ -66,7 +66,7 @@ def train(folder: Path, method: str, tying: str) -> None:
     chosen = settings(
         train_position=kind.learns_positions, train_embeddings=kind.embeddings, group_tokens=8
     )
-    prepared = prepare(method, convert.load(base, config, dtype=torch.float32), chosen)
+    prepared = prepare_model(method, convert.load(base, config, dtype=torch.float32), chosen)
     record = TrainedRecord(base=str(base), method=method, names=prepared.names)
     trainer = TapeTrainer(
         record=record,

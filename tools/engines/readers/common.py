@@ -31,7 +31,10 @@ def main(engine: str, load: Load, *, logits: bool = True) -> None:
     prompts = json.loads((folder / "prompts.json").read_text())
     families = sys.argv[3:]
     folders = sorted(path.parent for path in folder.glob("*/transformers.npz"))
-    for case in (each for each in folders if each.name.partition("-")[0] in families):
+    for case in folders:
+        # a family is one word
+        if case.name.partition("-")[0] not in families:
+            continue
         names = np.load(case / ("transformers.npz" if logits else "tables.npz")).files
         asked = {name: prompts[name] for name in names}
         flags = " ".join(json.loads((case / "flags.json").read_text()).get(engine, []))
@@ -43,25 +46,27 @@ def main(engine: str, load: Load, *, logits: bool = True) -> None:
 def _run(
     case: Path, flags: str, out: Path, prompts: dict[str, list[int]], load: Load, logits: bool
 ) -> None:
-    found: dict[str, Any] = {}
+    answers: dict[str, Any] = {}
     errors: dict[str, str] = {}
     length = None
     try:
         compute, length = load(case, flags)
-    except Exception as error:  # an engine refuses a folder by any exception
+    except Exception as error:
+        # an engine refuses a folder by any exception
         errors = dict.fromkeys(prompts, _line(error))
     else:
         for name, ids in prompts.items():
             try:
                 computed = compute(ids)
-                found[name] = log_softmax(computed) if logits else computed
+                answers[name] = log_softmax(computed) if logits else computed
             except Exception as error:
                 errors[name] = _line(error)
-    np.savez(out.with_name(out.name + ".npz"), **found)
+    np.savez(out.with_name(out.name + ".npz"), **answers)
     out.with_name(out.name + ".json").write_text(json.dumps({"length": length, "errors": errors}))
 
 
 def _line(error: Exception) -> str:
+    # the whole of it is in the log
     traceback.print_exception(error)
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 

@@ -31,6 +31,7 @@ def set_vocab(self: ModelBase, flags: str) -> None:
         gguf.TokenType.CONTROL,
         gguf.TokenType.BYTE,
     ]
+    # llama.cpp wants a token for a line break
     while len(tokens) < VOCABULARY:
         tokens.append(f"w{len(tokens)}")
         types.append(gguf.TokenType.NORMAL)
@@ -47,10 +48,10 @@ def set_vocab(self: ModelBase, flags: str) -> None:
 
 
 def every_class(kind: Any) -> list[Any]:
-    found = [kind]
+    classes = [kind]
     for child in kind.__subclasses__():
-        found += every_class(child)
-    return found
+        classes += every_class(child)
+    return classes
 
 
 def load(folder: Path, flags: str) -> tuple[common.Compute, None]:
@@ -69,6 +70,7 @@ def load(folder: Path, flags: str) -> tuple[common.Compute, None]:
         parameters.n_parallel = 1
         parameters.warmup = False
         parameters.cpuparams.n_threads = 1
+        # in F16, its default, a difference of rounding would be larger than what is compared
         parameters.cache_type_k = xllamacpp.ggml_type.GGML_TYPE_F32
         parameters.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
         parameters.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED

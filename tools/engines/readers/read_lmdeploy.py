@@ -33,6 +33,7 @@ def load(folder: Path, flags: str) -> tuple[common.Compute, None]:
     architecture = config.architectures[0]
     if architecture not in MODULE_MAP:
         raise RuntimeError(f"no model class for {architecture}")
+    # the table's flag for it: --backend pytorch
     if flags:
         return of_pytorch(config), None
     return of_turbomind(config), None
@@ -58,6 +59,7 @@ def of_turbomind(config: Any) -> common.Compute:
         angles = np.arange(len(ids))[:, None] * turbomind_kernel.frequencies(
             rope, read.type, len(ids)
         )
+        # its kernel multiplies what it turns by it
         factor = rope.yarn_attention_factor if read.type == "yarn" else 1.0
         return np.concatenate([np.cos(angles), np.sin(angles)], -1).astype(np.float32) * factor
 

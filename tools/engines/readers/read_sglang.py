@@ -46,6 +46,7 @@ def rotary_of(config: Any) -> Any:
 
 def load(folder: Path, flags: str) -> tuple[common.Compute, int]:
     config = hf.get_config(str(folder), trust_remote_code=False)
+    # as its command line would take it
     asked = re.search(r"--context-length (\d+)", flags)
     length = int(asked[1]) if asked else hf.get_context_length(config)
     rotary = rotary_of(config)

@@ -39,6 +39,7 @@ def length_of(config: Any, asked: int | None) -> int:
 
 def rotary_of(config: Any) -> Any:
     module: Any = importlib.import_module(f"vllm.model_executor.models.{config.model_type}")
+    # there is no process group to ask
     module.get_tensor_model_parallel_world_size = lambda: 1
     layer = getattr(module, CLASSES[config.model_type])
     given = SimpleNamespace(
@@ -55,7 +56,8 @@ def load(folder: Path, flags: str) -> tuple[common.Compute, int]:
     length = length_of(config, int(asked[1]) if asked else None)
     settings._current_vllm_config = SimpleNamespace(
         compilation_config=CompilationConfig(custom_ops=["none"]),
-        model_config=SimpleNamespace(max_model_len=length),  # which longrope's module asks for
+        # which longrope's module asks for
+        model_config=SimpleNamespace(max_model_len=length),
     )
     rotary = rotary_of(config).self_attn.rotary_emb
 

@@ -61,8 +61,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, name: str, path: Any = None, target: Any = None
     ) -> importlib.machinery.ModuleSpec | None:
-        found = any(name == each or name.startswith(f"{each}.") for each in self.names)
-        if found:
+        if f"{name}.".startswith(tuple(f"{module}." for module in self.names)):
             return importlib.machinery.ModuleSpec(name, self, is_package=True)
         return None
 
@@ -78,7 +77,9 @@ def install(*names: str) -> None:
     for name in names:
         known = getattr(import_utils, f"is_{name}_available", None)
         if known is not None:
-            known()  # its answer is kept
+            # its answer is kept
+            known()
+    # first: some of them are installed, and would fail without a GPU
     sys.meta_path.insert(0, _Finder(names))
 
 

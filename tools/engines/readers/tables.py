@@ -17,6 +17,7 @@ def angles(rotary: Any, length: int, size: int) -> np.ndarray:
         known = min(length, len(rotary.cos_sin_cache))
     query = torch.zeros(known, size)
     query[:, : size // 2] = 1.0
+    # vLLM's in PyTorch; `forward` would choose a kernel
     turn = getattr(rotary, "forward_native", rotary.forward)
     turned, _ = turn(torch.arange(known), query.clone(), query.clone())
     found = np.zeros((length, size), dtype=np.float32)
