@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tape_ds.kernels.operators import operator
 from tape_ds.kernels.strides import empty_rows
 
 _aten = torch.ops.aten
@@ -36,7 +37,7 @@ def cpu_attention(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSV: Tensor, is_causal: boo
     return _forward(q_BHTK, k_BGSK, v_BGSV, is_causal, scale)[0]
 
 
-@torch.library.custom_op("tape_ds::cpu_attention", mutates_args=(), device_types="cpu")
+@operator("tape_ds::cpu_attention", devices=("cpu",))
 def _forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     wide = max(q.shape[-1], v.shape[-1])
     out_BHTW, lse_BHT = _aten._scaled_dot_product_flash_attention_for_cpu(
@@ -56,7 +57,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> tuple[T
     return empty_rows(q, v.shape[-1]), q.new_empty(q.shape[:3], dtype=statistics)
 
 
-@torch.library.custom_op("tape_ds::cpu_attention_backward", mutates_args=(), device_types="cpu")
+@operator("tape_ds::cpu_attention_backward", devices=("cpu",))
 def _backward(
     d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse_BHT: Tensor, is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:

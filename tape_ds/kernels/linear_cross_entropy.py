@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from tape_ds.kernels.operators import operator
 from tape_ds.kernels.reference import upcast
 
 # fp32 logits of one chunk: 1,024 tokens at 32,000 entries, 256 at 128,256. Large enough for matrix products that fill a
@@ -63,7 +64,7 @@ def linear_cross_entropy(
     return loss
 
 
-@torch.library.custom_op("tape_ds::linear_cross_entropy", mutates_args=())
+@operator("tape_ds::linear_cross_entropy")
 def _chunked(
     hidden_ND: Tensor,
     weight_VD: Tensor,
@@ -184,7 +185,7 @@ def _scale_gradients(ctx: Any, factor: Tensor | None, *_: None) -> tuple[Tensor 
 _chunked.register_autograd(_scale_gradients, setup_context=_keep_gradients)
 
 
-@torch.library.custom_op("tape_ds::scaled_gradient", mutates_args=())
+@operator("tape_ds::scaled_gradient")
 def scaled_gradient(gradient_RD: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
     """``gradient * factor`` with the factor unrounded: torch rounds a scalar tensor to the other operand's 16 bits, and
     all gradients of a step would be off by up to 0.4 %."""

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from tape_ds.kernels import position_mix_plain, position_mix_triton
+from tape_ds.kernels.operators import operator
 from tape_ds.kernels.position_mix_inputs import Inputs, empty, empty_gradients
 
 
@@ -64,9 +65,7 @@ _ARGUMENTS = (
 )
 
 
-@torch.library.custom_op(
-    "tape_ds::position_mix", mutates_args=(), schema=f"({_ARGUMENTS}, ScalarType dtype, bool unit) -> Tensor"
-)
+@operator("tape_ds::position_mix", schema=f"({_ARGUMENTS}, ScalarType dtype, bool unit) -> Tensor")
 def _mix(*arguments: Any) -> Tensor:
     *tensors, dtype, unit = arguments
     inputs = Inputs(*tensors)
@@ -76,9 +75,8 @@ def _mix(*arguments: Any) -> Tensor:
     return out
 
 
-@torch.library.custom_op(
+@operator(
     "tape_ds::position_mix_backward",
-    mutates_args=(),
     schema=f"(Tensor grad, {_ARGUMENTS}, bool[] needed, bool unit) -> Tensor[]",
 )
 def _mix_backward(grad: Tensor, *arguments: Any) -> list[Tensor]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tape_ds.kernels import rotate_triton
+from tape_ds.kernels.operators import operator
 from tape_ds.kernels.strides import empty_rows
 
 # Elements of ``x`` that the PyTorch form works on at a time on a CPU: 8 MiB of fp32. Smaller pieces lose more to calls
@@ -51,16 +52,15 @@ def rotate(x_BHTK: Tensor, start_B1TK: Tensor, state_BGTK: Tensor | None = None)
     return _rotate(x_BHTK, start_B1TK, state_BGTK)
 
 
-@torch.library.custom_op("tape_ds::rotate", mutates_args=(), schema="(Tensor x, Tensor start, Tensor? state) -> Tensor")
+@operator("tape_ds::rotate", schema="(Tensor x, Tensor start, Tensor? state) -> Tensor")
 def _rotate(x: Tensor, start: Tensor, state: Tensor | None) -> Tensor:
     out = _empty_like(x)
     (rotate_triton.forward if rotate_triton.fits(x) else forward)(x, start, state, out)
     return out
 
 
-@torch.library.custom_op(
+@operator(
     "tape_ds::rotate_backward",
-    mutates_args=(),
     schema="(Tensor grad, Tensor? x, Tensor start, Tensor? state, bool for_x, bool for_state) -> Tensor[]",
 )
 def _rotate_backward(
