@@ -14,9 +14,6 @@ import torch
 from torch import Tensor, nn
 
 Function = Callable[..., Any]
-_ORDINARY = (Tensor, nn.Parameter)
-_DEVICES = ("cpu", "cuda")
-"""Whose tensors have numbers; elsewhere torch's dispatcher decides."""
 
 
 class Operator:
@@ -26,7 +23,7 @@ class Operator:
         self.name = name
         self.kernel = kernel
         """What computes the numbers, without torch's dispatcher and without gradients."""
-        self._devices = devices or _DEVICES
+        self._on_cuda = devices is None or "cuda" in devices
         self._definition = torch.library.custom_op(name, kernel, mutates_args=(), device_types=devices, schema=schema)
         self._function: Any = None
 
@@ -52,7 +49,7 @@ class Operator:
     def __call__(self, *inputs: Any) -> Any:
         if not self._is_ordinary(inputs):
             return self._definition(*inputs)
-        if not (torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs)):
+        if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*inputs)):
             return self.kernel(*inputs)
         if self._function is None:
             # the operator's result says, when it is differentiated, that it has no derivative
@@ -69,8 +66,9 @@ class Operator:
         if watched or torch._C._get_tracing_state() is not None:
             return False
         for each in inputs:
-            if type(each) in _ORDINARY:
-                if each.device.type not in self._devices:
+            kind = type(each)
+            if kind is Tensor or kind is nn.Parameter:
+                if not (each.is_cpu or (each.is_cuda and self._on_cuda)):
                     return False
             elif isinstance(each, Tensor):
                 return False
@@ -85,7 +83,7 @@ def operator(
     Args:
         name: "namespace::name".
         schema: of the operator; None: it follows from the function's annotations.
-        devices: on which it is computed; None: on any.
+        devices: on which it is computed, "cpu" among them; None: on any.
     """
 
     def made(kernel: Function) -> Operator:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from tape_ds.kernels import position_mix_plain, position_mix_triton
+from tape_ds.kernels.autocast import without_autocast
 from tape_ds.kernels.operators import operator
 from tape_ds.kernels.position_mix_inputs import Inputs, empty, empty_gradients
 
@@ -70,7 +71,7 @@ def _mix(*arguments: Any) -> Tensor:
     *tensors, dtype, unit = arguments
     inputs = Inputs(*tensors)
     out = empty(inputs, dtype)
-    with torch.autocast(inputs.start.device.type, enabled=False):  # its casts would reach the products inside
+    with without_autocast(inputs.start.device.type):  # its casts would reach the products inside
         _form(inputs).forward(inputs, out, unit)
     return out
 
@@ -83,7 +84,7 @@ def _mix_backward(grad: Tensor, *arguments: Any) -> list[Tensor]:
     *tensors, needed, unit = arguments
     inputs = Inputs(*tensors)
     gradients = empty_gradients(inputs, needed)
-    with torch.autocast(grad.device.type, enabled=False):
+    with without_autocast(grad.device.type):
         _form(inputs).backward(grad, inputs, gradients, unit)
     return [x for x in gradients if x is not None]
 

@@ -15,6 +15,7 @@ from tape_ds.kernels.decode_attention import decode_attention
 from tape_ds.kernels.linear_cross_entropy import linear_cross_entropy
 from tape_ds.kernels.position_mix import position_mix
 from tape_ds.kernels.position_state import position_state
+from tape_ds.kernels.rms_norm import rms_norm
 from tape_ds.kernels.rotate import rotate
 from tape_ds.kernels.tape_attention import document_borders, tape_attention
 from tape_ds.methods.recompute import Recompute
@@ -23,7 +24,15 @@ from tests.kernels.attention_cases import case, documents
 
 OPERATORS = torch.ops.tape_ds
 DOCUMENTS = documents((0, 8), (1, 12))
-NAMES = ("rotate", "position_mix", "position_state", "linear_cross_entropy", "cpu_attention", "tape_attention")
+NAMES = (
+    "rotate",
+    "position_mix",
+    "position_state",
+    "linear_cross_entropy",
+    "rms_norm",
+    "cpu_attention",
+    "tape_attention",
+)
 
 
 def calls(name):
@@ -43,6 +52,8 @@ def calls(name):
         yield *test_linear_cross_entropy.inputs(torch.float32), -100, 8, torch.float32, True, True
     elif name == "scaled_gradient":
         yield torch.randn(9, 4).bfloat16(), torch.tensor(0.3), torch.float32
+    elif name == "rms_norm":
+        yield torch.randn(2, 3, 8, requires_grad=True), torch.randn(8, requires_grad=True), 1e-6
     elif name == "position_state":
         yield torch.randn(1, 1, 5, 6), torch.randn(2, 4, 5, 6, requires_grad=True), torch.float32
     elif name == "position_mix":
@@ -71,6 +82,11 @@ def function_of(name):
         start, *tensors = test_position_mix.example(6, 3)
         mix = functools.partial(position_mix, start, dtype=torch.float32, unit=True)
         return lambda state, *others: mix(mix(state, *others), *others), tensors
+    if name == "rms_norm":
+        return lambda x, weight: rms_norm(rms_norm(x, weight, 1e-6), weight, 1e-6), (
+            torch.randn(2, 3, 8),
+            torch.randn(8),
+        )
     if name == "position_state":
         start, deviation = torch.randn(1, 1, 5, 6), torch.randn(2, 4, 5, 6)
         return lambda deviation: position_state(start, deviation * 2, torch.bfloat16).float(), (deviation,)
@@ -179,7 +195,7 @@ def test_a_second_derivative_is_refused_as_the_operator_refuses_it(name, by_oper
     found, problem = second()
     expected, expected_problem = by_operator(second)
     assert problem == expected_problem
-    assert problem is not None or name == "position_state"  # which is linear
+    assert problem is not None or name in ("position_state", "rms_norm")  # linear; and twice differentiable
     for one, other, plain in zip(found, expected, firsts(function, tensors), strict=True):
         assert torch.equal(one, other)
         assert torch.equal(one, plain)
