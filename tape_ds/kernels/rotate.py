@@ -127,15 +127,15 @@ def backward(
 
 def _differentiate_state(grad_BHTK: Tensor, x_BHTK: Tensor, out_BGTK: Tensor, wide: torch.dtype) -> None:
     result = out_BGTK if out_BGTK.dtype == wide else torch.empty_like(out_BGTK, dtype=wide)
-    halves = result.chunk(2, dim=-1)
+    d_cos, d_sin = result.chunk(2, dim=-1)
     groups = out_BGTK.shape[1]
     if groups == x_BHTK.shape[1]:
-        _add_products(grad_BHTK, x_BHTK, *halves, is_first=True)
+        _add_products(grad_BHTK, x_BHTK, d_cos, d_sin, is_first=True)
     else:
         grad_BGRTK = grad_BHTK.unflatten(1, (groups, -1))
         x_BGRTK = x_BHTK.unflatten(1, (groups, -1))
         for head in range(x_BGRTK.shape[2]):
-            _add_products(grad_BGRTK[:, :, head], x_BGRTK[:, :, head], *halves, is_first=head == 0)
+            _add_products(grad_BGRTK[:, :, head], x_BGRTK[:, :, head], d_cos, d_sin, is_first=head == 0)
     if result is not out_BGTK:
         out_BGTK.copy_(result)
 
