@@ -9,6 +9,7 @@
     python -m benchmarks ruler MODEL                        CPU time of RULER's questions, next to lm-eval's
     python -m benchmarks merge                              memory and CPU time of merging, next to peft's
     python -m benchmarks start                              files that a run opens before its first step
+    python -m benchmarks steps                              CPU time of a small model's step, next to transformers'
     python -m benchmarks collect                            wheels for a machine without a network
 
 Every implementation is checked against fp64 before it is timed; a wrong one gets no time. Those of one shape run in
@@ -29,7 +30,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import campaign, choose, merge_cost, ruler_cost, start_cost, table
+from benchmarks import campaign, choose, merge_cost, ruler_cost, small_steps, start_cost, table
 from benchmarks.benchmark_case import REFUSED, TIMED, WRONG, Setting, run
 from benchmarks.groups import GROUPS, REPEATS, Group
 from benchmarks.shapes import Shape
@@ -47,6 +48,7 @@ COMMANDS = {
     "ruler": ruler_cost.main,
     "merge": merge_cost.main,
     "start": start_cost.main,
+    "steps": small_steps.main,
 }
 # prefixes of this project's implementations
 OURS = ("ours", "attend")

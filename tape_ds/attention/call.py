@@ -4,6 +4,7 @@ Shape letters: B batch, T queries, S keys, H query heads, G key/value heads, K h
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from tape_ds.attention import NEEDS
 from tape_ds.attention.document_layout import DocumentLayout
 from tape_ds.attention.score_bias import ContentBias, ScoreBias
+from tape_ds.kernels.autocast import without_autocast
 
 ALIGNED = 8
 """Columns of queries, keys and values, and rows of their views, are multiples of it in 16 bits for fused kernels."""
@@ -178,6 +180,6 @@ def has_flash(x: Tensor) -> bool:
     return not x.is_cuda or torch.cuda.get_device_capability(x.device) >= (8, 0)
 
 
-def fp32_kept(q: Tensor) -> torch.autocast:
+def fp32_kept(q: Tensor) -> AbstractContextManager[object]:
     """Switch autocast off, which would cast fp32 matrix products to bf16."""
-    return torch.autocast(q.device.type, enabled=False)
+    return without_autocast(q.device.type)

@@ -10,8 +10,8 @@ Shape letters: B batch, T queries, S keys, t and s blocks of them, H query heads
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -35,6 +35,10 @@ class ScoreBias(NamedTuple):
     """Whether gradients flow into the bias."""
     inner: int = 1
     """Numbers that ``block`` holds per query and key on the way to the H it gives."""
+    alike: Hashable = None
+    """Equal for biases that are equal in all layers of a forward; None: each layer has its own."""
+    made: dict[Hashable, Any] | None = None
+    """What calls of one forward made of ``alike`` biases; None: nothing is kept for later layers."""
 
     def of(self, queries: slice, keys: slice) -> Tensor:
         return self.block(self.query_marks[:, :, queries], self.key_marks[:, :, keys])

@@ -163,6 +163,9 @@ def biased_attention(call: AttentionCall) -> Tensor:
     # Large results are computed again for the backward instead of kept; always where the bias follows from the scores,
     # since it keeps some eight numbers for each.
     recompute = (fitting < queries or isinstance(bias, ContentBias)) and torch.is_grad_enabled()
+    if recompute and isinstance(bias, ScoreBias):
+        # masks are large: no layer keeps one for the next
+        call = call._replace(bias=bias._replace(made=None))
     blocks = []
     for start in range(0, queries, rows):
         part = call.part(start, min(start + rows, queries))
@@ -172,16 +175,29 @@ def biased_attention(call: AttentionCall) -> Tensor:
             )
         else:
             blocks.append(_biased_block(part))
+    if len(blocks) == 1:
+        return blocks[0]
     return torch.cat(blocks, dim=2)
 
 
 def _biased_block(call: AttentionCall) -> Tensor:
     q = call.q
-    k = call.k
-    v = call.v
     bias = call.bias
+    made = bias.made if isinstance(bias, ScoreBias) and bias.alike is not None else None
+    block = (
+        getattr(bias, "alike", None),
+        call.offset,
+        q.shape[2],
+        call.k.shape[2],
+        call.window,
+        q.dtype,
+        q.device,
+    )
+    if made is not None and block in made:
+        return _with_mask(call, *made[block])
+
     allowed_B1TS = allowed_keys(call)[:, None]
-    matrices = functools.partial(matrix_attention, q, k, v, allowed_B1TS, call.scale)
+    matrices = functools.partial(matrix_attention, q, call.k, call.v, allowed_B1TS, call.scale)
     if bias is None:
         return matrices(softcap=call.softcap, sinks_H=call.sinks)
     if isinstance(bias, ContentBias):
@@ -191,9 +207,22 @@ def _biased_block(call: AttentionCall) -> Tensor:
     # bf16 it would be off by 4 at -1,000. Where it is learned or wider, the block goes through fp32 matrices.
     if (bias.learned and torch.is_grad_enabled()) or bias_BHTS.dtype != q.dtype:
         return matrices(bias_BHTS.expand(-1, q.shape[1], -1, -1))
-    blind_B1T1 = ~allowed_B1TS.any(dim=-1, keepdim=True)
-    mask = bias_BHTS.masked_fill(~(allowed_B1TS | blind_B1T1), -torch.inf)
-    return fused(q, k, v, mask, False, call.scale).masked_fill(blind_B1T1, 0.0)
+    blind_B1T1: Tensor | None = None
+    if call.layout is not None:
+        blind_B1T1 = ~allowed_B1TS.any(dim=-1, keepdim=True)
+        allowed_B1TS = allowed_B1TS | blind_B1T1
+    mask = bias_BHTS.masked_fill(~allowed_B1TS, -torch.inf)
+    if made is not None:
+        made[block] = (mask, blind_B1T1)
+    return _with_mask(call, mask, blind_B1T1)
+
+
+def _with_mask(call: AttentionCall, mask: Tensor, blind_B1T1: Tensor | None) -> Tensor:
+    """``blind_B1T1``: queries without a key, which see everything and are dropped; None: every query sees itself."""
+    out = fused(call.q, call.k, call.v, mask, False, call.scale)
+    if blind_B1T1 is None:
+        return out
+    return out.masked_fill(blind_B1T1, 0.0)
 
 
 def fused(

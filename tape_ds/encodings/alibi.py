@@ -58,4 +58,5 @@ class AlibiLayer(base.PositionLayer):
         def block(queries: Tensor, keys: Tensor) -> Tensor:
             return elementwise(element, queries, keys, heads_H)
 
-        return ScoreBias(*base.marks(positions), block, element)
+        alike = ("alibi", self.steepness, heads.start, heads.stop)
+        return ScoreBias(*base.marks(positions), block, element, alike=alike)

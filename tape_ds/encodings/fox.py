@@ -74,12 +74,21 @@ class FoxLayer(base.PositionLayer):
         assert observed is not None
         heads_per_group = q_BHTK.shape[1] // k_BGTK.shape[1]
         log_f_BGTR = observed.unflatten(1, (-1, heads_per_group)).transpose(2, 3)
-        columns = self._columns(log_f_BGTR, k_BGTK.dtype)
-        reads = torch.eye(heads_per_group, dtype=q_BHTK.dtype, device=q_BHTK.device) * UNIT
-        reads = reads.repeat_interleave(_TERMS.get(k_BGTK.dtype, 1), dim=1)
-        reads_HE = self._padded(reads.repeat(k_BGTK.shape[1], 1))
+        columns = self._columns(log_f_BGTR * (-(self.head_dim**0.5) / UNIT), k_BGTK.dtype)
+        reads_HE = self._reads(q_BHTK, heads_per_group, _TERMS.get(k_BGTK.dtype, 1)).repeat(
+            k_BGTK.shape[1], 1
+        )
         reads_BHTE = reads_HE[None, :, None].expand(len(q_BHTK), -1, q_BHTK.shape[2], -1)
         return torch.cat((q_BHTK, reads_BHTE), dim=-1), torch.cat((k_BGTK, columns), dim=-1)
+
+    def _reads(self, like: Tensor, heads_per_group: int, terms: int) -> Tensor:
+        """Return the columns [R, E] that a query of each head of a group has."""
+        used = heads_per_group * terms
+        columns = used + -(self.head_dim + used) % ALIGNED
+        if terms == 1:
+            return torch.eye(heads_per_group, columns, dtype=like.dtype, device=like.device) * UNIT
+        heads = torch.eye(heads_per_group, dtype=like.dtype, device=like.device) * UNIT
+        return self._padded(heads.repeat_interleave(terms, dim=1))
 
     def scaled(self, q_BHTX: Tensor, factors_B1T1: Tensor) -> Tensor:
         q_BHTK, reads_BHTE = q_BHTX.split((self.head_dim, q_BHTX.shape[-1] - self.head_dim), dim=-1)
@@ -96,13 +105,12 @@ class FoxLayer(base.PositionLayer):
         k_BGTK, columns_BGTE = k_BGTX.split(
             (self.head_dim, k_BGTX.shape[-1] - self.head_dim), dim=-1
         )
-        numbers_BGRT = self._numbers(columns_BGTE)
         tokens = k_BGTX.shape[2]
         device = k_BGTX.device
         new_BT = None
         if documents_BS is not None:
             new_BT = documents_BS.index_select(1, torch.arange(tokens, device=device) + offset)
-        sums_BGRT = running_sums(numbers_BGRT.flatten(1, 2), new_BT).view_as(numbers_BGRT)
+        sums_BGTR = _sums(self._numbers(columns_BGTE), new_BT)
         past_BGSX = past_keys()
         if past_BGSX is not None:
             if documents_BS is None:
@@ -115,36 +123,51 @@ class FoxLayer(base.PositionLayer):
             last_BGTE = last_BT[:, None, :, None].expand(
                 *past_BGSE.shape[:2], -1, past_BGSE.shape[-1]
             )
-            before_BGRT = self._numbers(past_BGSE.gather(2, last_BGTE))
-            sums_BGRT = sums_BGRT + before_BGRT.masked_fill(~known_BT[:, None, None], 0)
+            before_BGTR = self._numbers(past_BGSE.gather(2, last_BGTE))
+            sums_BGTR = sums_BGTR + before_BGTR.masked_fill(~known_BT[:, None, :, None], 0)
         elif not isinstance(offset, Tensor) and offset:
             raise ValueError(
                 "this cache does not keep keys as they are, and sums of gates are among them: use another"
             )
-        return torch.cat((k_BGTK, self._columns(sums_BGRT.transpose(2, 3), k_BGTX.dtype)), dim=-1)
+        return torch.cat((k_BGTK, self._columns(sums_BGTR, k_BGTX.dtype)), dim=-1)
 
     def _columns(self, numbers_BGTR: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return columns [B, G, T, E] whose products with a query's columns add ``numbers`` to its scores."""
-        rest = -numbers_BGTR * (self.head_dim**0.5 / UNIT)
+        """Return the columns [B, G, T, E] of a key that hold these numbers, whose products with a query's columns are
+        added to its scores."""
+        if dtype not in _TERMS:
+            return self._padded(numbers_BGTR.to(dtype))
+        rest = numbers_BGTR
         terms = []
-        for _ in range(_TERMS.get(dtype, 1)):
+        for _ in range(_TERMS[dtype]):
             # the first has the gradient of all, which is the same for each
             terms.append(rest.to(dtype))
             rest = rest.detach() - terms[-1].detach()
         return self._padded(torch.stack(terms, dim=-1).flatten(-2))
 
     def _numbers(self, columns_BGTE: Tensor) -> Tensor:
-        """Return what :meth:`_columns` was given, fp64 [B, G, R, T], as sums over long texts need the digits; padding
+        """Return what :meth:`_columns` was given, fp64 [B, G, T, R], as sums over long texts need the digits; padding
         columns count as further heads."""
         terms = _TERMS.get(columns_BGTE.dtype, 1)
+        if terms == 1:
+            return columns_BGTE.double()
         used = columns_BGTE.shape[-1] // terms * terms
-        terms_BGTYR = columns_BGTE[..., :used].double().unflatten(-1, (-1, terms)).transpose(-1, -2)
-        return -terms_BGTYR.sum(dim=-2).transpose(2, 3) * (UNIT / self.head_dim**0.5)
+        return columns_BGTE[..., :used].double().unflatten(-1, (-1, terms)).sum(dim=-1)
 
     def _padded(self, columns: Tensor) -> Tensor:
-        return F.pad(columns, (0, -(self.head_dim + columns.shape[-1]) % ALIGNED))
+        missing = -(self.head_dim + columns.shape[-1]) % ALIGNED
+        return F.pad(columns, (0, missing)) if missing else columns
 
     def multiplications_per_token(self, keys: float) -> float:
         heads, hidden = self.gates.weight.shape
         columns = self.heads_per_group + -(self.head_dim + self.heads_per_group) % ALIGNED
         return heads * hidden + heads * keys * columns
+
+
+def _sums(numbers_BGTR: Tensor, documents_BT: Tensor | None) -> Tensor:
+    """Return the running sums over each token's document."""
+    if documents_BT is None:
+        return numbers_BGTR.cumsum(2)
+    numbers_BGRT = numbers_BGTR.transpose(2, 3)
+    return (
+        running_sums(numbers_BGRT.flatten(1, 2), documents_BT).view_as(numbers_BGRT).transpose(2, 3)
+    )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tape_ds.kernels.operators import operator
 from tape_ds.kernels.strides import empty_rows
 
 _aten = torch.ops.aten
@@ -39,7 +40,7 @@ def cpu_attention(
     return _forward(q_BHTK, k_BGSK, v_BGSV, is_causal, scale)[0]
 
 
-@torch.library.custom_op("tape_ds::cpu_attention", mutates_args=(), device_types="cpu")
+@operator("tape_ds::cpu_attention", devices=("cpu",))
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
@@ -47,12 +48,7 @@ def _forward(
     out_BHTW, lse_BHT = _aten._scaled_dot_product_flash_attention_for_cpu(
         _pad(q, wide), _pad(k, wide), _pad(v, wide), 0.0, is_causal, scale=scale
     )
-    out = empty_rows(q, v.shape[-1])
-    if out_BHTW.shape == out.shape and out_BHTW.stride() == out.stride():
-        out = out_BHTW
-    else:
-        out.copy_(out_BHTW[..., : v.shape[-1]])
-    return out, lse_BHT.clone(memory_format=torch.contiguous_format)
+    return _rows(out_BHTW, q, v.shape[-1]), lse_BHT.clone(memory_format=torch.contiguous_format)
 
 
 @_forward.register_fake
@@ -61,7 +57,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> tuple[T
     return empty_rows(q, v.shape[-1]), q.new_empty(q.shape[:3], dtype=statistics)
 
 
-@torch.library.custom_op("tape_ds::cpu_attention_backward", mutates_args=(), device_types="cpu")
+@operator("tape_ds::cpu_attention_backward", devices=("cpu",))
 def _backward(
     d_out: Tensor,
     q: Tensor,
@@ -82,7 +78,7 @@ def _backward(
     gradients = []
     for x, width in ((q, key_width), (k, key_width), (v, value_width)):
         # popped: the wide one is gone
-        gradients.append(empty_rows(x, width).copy_(parts.pop(0)[..., :width]))
+        gradients.append(_rows(parts.pop(0), x, width))
     dq, dk, dv = gradients
     return dq, dk, dv
 
@@ -99,6 +95,13 @@ def _(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return empty_rows(q, q.shape[-1]), empty_rows(k, q.shape[-1]), empty_rows(k, v.shape[-1])
+
+
+def _rows(wide_BHTW: Tensor, like_BHTK: Tensor, width: int) -> Tensor:
+    """Return the first columns of torch's result as :func:`empty_rows` lays them out: the result itself where it is."""
+    if wide_BHTW.shape[-1] == width and wide_BHTW.transpose(1, 2).is_contiguous():
+        return wide_BHTW
+    return empty_rows(like_BHTK, width).copy_(wide_BHTW[..., :width])
 
 
 def _keep(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]

@@ -21,6 +21,7 @@ from torch import Tensor
 from tape_ds.kernels import jit as gate
 from tape_ds.kernels.jit import INTERPRETED, INTERPRETER, jit, tl, triton
 from tape_ds.kernels.launch import Launch, Table, capability, padded
+from tape_ds.kernels.operators import operator
 from tape_ds.kernels.strides import empty_rows
 from tape_ds.kernels.tape_attention import why_not_shapes
 from tape_ds.kernels.tape_attention_tiles import (
@@ -197,7 +198,7 @@ def why_not(
     return None
 
 
-@torch.library.custom_op("tape_ds::decode_attention", mutates_args=(), device_types=("cpu", "cuda"))
+@operator("tape_ds::decode_attention", devices=("cpu", "cuda"))
 def _decode(
     q_BHTK: Tensor,
     k_BGSK: Tensor,

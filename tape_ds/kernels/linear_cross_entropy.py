@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from tape_ds.kernels.autocast import without_autocast
+from tape_ds.kernels.operators import operator
 from tape_ds.kernels.reference import upcast
 
 # fp32 logits of one chunk: 1,024 tokens at 32,000 entries, 256 at 128,256. Large enough for matrix products that fill a
@@ -73,7 +75,7 @@ def linear_cross_entropy(
     return loss
 
 
-@torch.library.custom_op("tape_ds::linear_cross_entropy", mutates_args=())
+@operator("tape_ds::linear_cross_entropy")
 def _chunked(
     hidden_ND: Tensor,
     weight_VD: Tensor,
@@ -85,14 +87,13 @@ def _chunked(
     for_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the loss and both gradients of it; a gradient that is not needed is empty."""
-    loss, d_hidden_ND, d_weight_VD = _results(hidden_ND, weight_VD, for_hidden, for_weight)
-    loss.zero_()
-    d_hidden_ND.zero_()
+    loss = hidden_ND.new_zeros((), dtype=softmax_dtype(hidden_ND))
     weight = weight_VD.to(dtype)
     ignored_N = labels_N == ignore_index
     blank = blank_chunks(ignored_N, chunk)
+    d_hidden_ND: Tensor | None = None
     sum_VD: Tensor | None = None
-    with torch.autocast(hidden_ND.device.type, enabled=False):
+    with without_autocast(hidden_ND.device.type):
         for at, skipped in zip(range(0, len(labels_N), chunk), blank, strict=False):
             if skipped:
                 continue
@@ -115,14 +116,22 @@ def _chunked(
             d_logits_CV = p_CV.to(dtype)
             del log_p_CV, p_CV
             if for_hidden:
-                d_hidden_ND[rows] = (d_logits_CV @ weight).masked_fill_(ignored_C1, 0)
+                d_hidden_CD = (d_logits_CV @ weight).masked_fill_(ignored_C1, 0)
+                if len(blank) == 1:
+                    # all tokens: no memory to put them into
+                    d_hidden_ND = d_hidden_CD.to(hidden_ND.dtype)
+                else:
+                    if d_hidden_ND is None:
+                        d_hidden_ND = hidden_ND.new_zeros(hidden_ND.shape)
+                    d_hidden_ND[rows] = d_hidden_CD
             if for_weight:
                 sum_VD = add_product(sum_VD, d_logits_CV.t(), hidden_CD)
-    if for_weight and sum_VD is None:  # no token had a label
-        d_weight_VD.zero_()
-    elif sum_VD is not None:
-        d_weight_VD.copy_(sum_VD)
-    return loss, d_hidden_ND, d_weight_VD
+    if d_hidden_ND is None:
+        # not needed, or no token had a label
+        d_hidden_ND = hidden_ND.new_zeros(hidden_ND.shape if for_hidden else (0,))
+    if for_weight:
+        return loss, d_hidden_ND, kept_gradient(sum_VD, weight_VD)
+    return loss, d_hidden_ND, weight_VD.new_empty((0,), dtype=kept_dtype(weight_VD))
 
 
 def blank_chunks(ignored_N: Tensor, chunk: int) -> list[bool]:
@@ -142,18 +151,27 @@ def _(hidden_ND: Tensor, weight_VD: Tensor, *others: Any) -> tuple[Tensor, Tenso
 def _results(
     hidden_ND: Tensor, weight_VD: Tensor, for_hidden: bool, for_weight: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the operator's outputs before anything is in them.
-
-    The weight's gradient is a sum over all tokens, not a mean yet: fp16 could not hold it, so it stays fp32 there.
-    """
+    """Return the operator's outputs before anything is in them."""
     loss = hidden_ND.new_empty((), dtype=softmax_dtype(hidden_ND))
     d_hidden = hidden_ND.new_empty(hidden_ND.shape if for_hidden else (0,))
-    summed = torch.float32 if weight_VD.dtype == torch.float16 else weight_VD.dtype
     return (
         loss,
         d_hidden,
-        weight_VD.new_empty(weight_VD.shape if for_weight else (0,), dtype=summed),
+        weight_VD.new_empty(weight_VD.shape if for_weight else (0,), dtype=kept_dtype(weight_VD)),
     )
+
+
+def kept_dtype(weight_VD: Tensor) -> torch.dtype:
+    """Return the dtype in which a weight's gradient waits for the backward: that of the weight, but fp32 for fp16,
+    which cannot hold a sum over all tokens that is not a mean yet."""
+    return torch.float32 if weight_VD.dtype == torch.float16 else weight_VD.dtype
+
+
+def kept_gradient(sum_VD: Tensor | None, weight_VD: Tensor) -> Tensor:
+    """Return the sum of a weight's gradient over all chunks, None if no token had a label, as the backward finds it."""
+    if sum_VD is None:
+        return weight_VD.new_zeros(weight_VD.shape, dtype=kept_dtype(weight_VD))
+    return sum_VD.to(kept_dtype(weight_VD))
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
@@ -207,10 +225,12 @@ def _scale_gradients(ctx: Any, factor: Tensor | None, *_: None) -> tuple[Tensor 
 _chunked.register_autograd(_scale_gradients, setup_context=_keep_gradients)
 
 
-@torch.library.custom_op("tape_ds::scaled_gradient", mutates_args=())
+@operator("tape_ds::scaled_gradient")
 def scaled_gradient(gradient_RD: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
     """``gradient * factor`` with the factor unrounded: torch rounds a scalar tensor to the other operand's 16 bits, and
     all gradients of a step would be off by up to 0.4 %."""
+    if gradient_RD.dtype == dtype == factor.dtype:
+        return gradient_RD * factor
     scaled_RD = torch.empty_like(gradient_RD, dtype=dtype)
     rows = max(1, SCALED_ELEMENTS // max(1, gradient_RD.shape[1]))
     for piece, into in zip(gradient_RD.split(rows), scaled_RD.split(rows), strict=True):

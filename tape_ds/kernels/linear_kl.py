@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from tape_ds.kernels.autocast import without_autocast
 from tape_ds.kernels.linear_cross_entropy import (
     add_product,
     chunk_tokens,
@@ -64,7 +65,7 @@ class _LinearKl(torch.autograd.Function):
         d_hidden = torch.zeros_like(hidden) if for_hidden else None
         d_weight: Tensor | None = None
         weight_VD = weight.to(dtype)
-        with torch.autocast(hidden.device.type, enabled=False):
+        with without_autocast(hidden.device.type):
             for at in range(0, len(hidden), chunk):
                 rows = slice(at, at + chunk)
                 hidden_CD = hidden[rows].to(dtype)

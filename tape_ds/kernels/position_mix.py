@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from tape_ds.kernels import position_mix_plain, position_mix_triton
+from tape_ds.kernels.autocast import without_autocast
+from tape_ds.kernels.operators import operator
 from tape_ds.kernels.position_mix_inputs import Inputs, empty, empty_gradients
 
 
@@ -65,31 +67,26 @@ _ARGUMENTS = "Tensor start, Tensor? state, Tensor? moved, Tensor? attend, Tensor
 _ARGUMENTS += ", Tensor? expand, Tensor? contract"
 
 
-@torch.library.custom_op(
-    "tape_ds::position_mix",
-    mutates_args=(),
-    schema=f"({_ARGUMENTS}, ScalarType dtype, bool unit) -> Tensor",
-)
+@operator("tape_ds::position_mix", schema=f"({_ARGUMENTS}, ScalarType dtype, bool unit) -> Tensor")
 def _mix(*arguments: Any) -> Tensor:
     *tensors, dtype, unit = arguments
     inputs = Inputs(*tensors)
     out = empty(inputs, dtype)
     # its casts would reach the products inside
-    with torch.autocast(inputs.start.device.type, enabled=False):
+    with without_autocast(inputs.start.device.type):
         _form(inputs).forward(inputs, out, unit)
     return out
 
 
-@torch.library.custom_op(
+@operator(
     "tape_ds::position_mix_backward",
-    mutates_args=(),
     schema=f"(Tensor grad, {_ARGUMENTS}, bool[] needed, bool unit) -> Tensor[]",
 )
 def _mix_backward(grad: Tensor, *arguments: Any) -> list[Tensor]:
     *tensors, needed, unit = arguments
     inputs = Inputs(*tensors)
     gradients = empty_gradients(inputs, needed)
-    with torch.autocast(grad.device.type, enabled=False):
+    with without_autocast(grad.device.type):
         _form(inputs).backward(grad, inputs, gradients, unit)
     return [x for x in gradients if x is not None]
 

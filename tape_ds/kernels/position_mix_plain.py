@@ -35,8 +35,10 @@ class _Tokens(NamedTuple):
     """[N, G, H], the same matrix for every token"""
     gate: Tensor | None
     """[N, I]"""
+    silu: Tensor | None
+    """[N, I], SiLU of the gate"""
     product: Tensor | None
-    """[I, X]: entry (i, g G + h) is contract[g, i] expand[i, h], so ``SiLU(gate) @ product`` is every M_t."""
+    """[I, X]: entry (i, g G + h) is contract[g, i] expand[i, h], so ``silu @ product`` is every M_t."""
 
     def added(self, out: Tensor) -> Tensor:
         """``d + u`` [N, G, K], written to ``out``."""
@@ -48,9 +50,9 @@ class _Tokens(NamedTuple):
 
     def matrices(self) -> Tensor | None:
         """M_t [N, G, G], where there is a feed-forward."""
-        if self.gate is None or self.product is None:
+        if self.silu is None or self.product is None:
             return None
-        matrix_NX = F.silu(self.gate) @ self.product
+        matrix_NX = self.silu @ self.product
         groups = round(self.product.shape[1] ** 0.5)
         return matrix_NX.unflatten(1, (groups, groups))
 
@@ -68,7 +70,12 @@ def _flat(x: Tensor) -> Tensor:
 
 def _as_met(weight: Tensor, activation: Tensor, wide: torch.dtype) -> Tensor:
     """Return a weight rounded to the other operand's dtype, for arithmetic in ``wide``."""
-    return weight.to(activation.dtype).to(wide)
+    return _in(weight.to(activation.dtype), wide)
+
+
+def _in(x: Tensor, wide: torch.dtype) -> Tensor:
+    """Return ``x.to(wide)``: for small tensors torch takes as long to find that nothing is to be done as to do it."""
+    return x if x.dtype == wide else x.to(wide)
 
 
 def product(inputs: Inputs, wide: torch.dtype) -> Tensor:
@@ -76,10 +83,17 @@ def product(inputs: Inputs, wide: torch.dtype) -> Tensor:
     assert inputs.gate is not None and inputs.expand is not None and inputs.contract is not None
     expand_IG = _as_met(inputs.expand, inputs.gate, wide)
     contract_GI = _as_met(inputs.contract, inputs.gate, wide)
-    return (contract_GI.T[:, :, None] * expand_IG[:, None, :]).flatten(1)
+    return (contract_GI.T.unsqueeze(2) * expand_IG.unsqueeze(1)).flatten(1)
 
 
-def _chunks(inputs: Inputs, wide: torch.dtype) -> Iterator[tuple[slice, _Tokens]]:
+def _at(x: Tensor, place: slice | None) -> Tensor:
+    """Return the tokens of a piece; None is all of them, which need no view."""
+    return x if place is None else x[place]
+
+
+def _chunks(
+    inputs: Inputs, wide: torch.dtype, product_IX: Tensor | None
+) -> Iterator[tuple[slice | None, _Tokens]]:
     """Yield all tokens of all sequences, piece by piece, each with its place among the N tokens."""
     batch, groups, tokens, width = inputs.sizes()
     start = _flat(inputs.start.expand(batch, -1, -1, -1))
@@ -89,30 +103,37 @@ def _chunks(inputs: Inputs, wide: torch.dtype) -> Iterator[tuple[slice, _Tokens]
     attend = None
     if inputs.attend is not None and inputs.moved is not None:
         attend = _as_met(inputs.attend, inputs.moved, wide)
-    product_IX = None if inputs.gate is None else product(inputs, wide)
-    chunk = CHUNK if start.device.type == "cpu" else DEVICE_CHUNK
-    step = max(1, chunk // (groups * width))
-    for first in range(0, batch * tokens, step):
-        place = slice(first, min(first + step, batch * tokens))
-        yield (
-            place,
-            _Tokens(
-                start[place].to(wide),
-                None if state is None else state[place].to(wide),
-                None if moved is None else moved[place].to(wide),
-                None if attend is None else attend.expand(place.stop - first, -1, -1),
-                None if gate is None else gate[place].to(wide),
-                product_IX,
-            ),
+
+    def cut(place: slice | None, count: int) -> tuple[slice | None, _Tokens]:
+        gate_NI = None if gate is None else _in(_at(gate, place), wide)
+        of_piece = _Tokens(
+            _in(_at(start, place), wide),
+            None if state is None else _in(_at(state, place), wide),
+            None if moved is None else _in(_at(moved, place), wide),
+            None if attend is None else attend.expand(count, -1, -1),
+            gate_NI,
+            None if gate_NI is None else F.silu(gate_NI),
+            product_IX,
         )
+        return place, of_piece
+
+    total = batch * tokens
+    step = max(1, (CHUNK if start.device.type == "cpu" else DEVICE_CHUNK) // (groups * width))
+    if total <= step:
+        yield cut(None, total)
+        return
+    for first in range(0, total, step):
+        place = slice(first, min(first + step, total))
+        yield cut(place, place.stop - first)
 
 
 def forward(inputs: Inputs, out_BGTK: Tensor, unit: bool) -> None:
     """Write the new deviation to ``out``, which must be laid out as ``position_mix_inputs.empty`` does."""
     wide = inputs.wide()
     out_NGK = _flat(out_BGTK)
-    for place, tokens in _chunks(inputs, wide):
-        out = out_NGK[place]
+    product_IX = None if inputs.gate is None else product(inputs, wide)
+    for place, tokens in _chunks(inputs, wide, product_IX):
+        out = _at(out_NGK, place)
         result = tokens.updated(
             tokens.matrices(), out if out.dtype == wide else torch.empty_like(out, dtype=wide)
         )
@@ -127,40 +148,65 @@ def backward(grad: Tensor, inputs: Inputs, gradients: list[Tensor | None], unit:
     wide = inputs.wide()
     d_state, d_moved, d_attend, d_gate, d_expand, d_contract = gradients
     product_IX = None if inputs.gate is None else product(inputs, wide)
-    attend_sum = None if d_attend is None else torch.zeros_like(d_attend, dtype=wide)
+    attend_sum: Tensor | None = None
+    product_sum: Tensor | None = None
     weights = d_expand is not None or d_contract is not None
-    product_sum = torch.zeros_like(product_IX) if weights and product_IX is not None else None
     grad_NGK = _flat(grad)
-    for place, tokens in _chunks(inputs, wide):
-        d_out, matrix = grad_NGK[place].to(wide), tokens.matrices()
+    for place, tokens in _chunks(inputs, wide, product_IX):
+        d_out = _in(_at(grad_NGK, place), wide)
+        matrix = tokens.matrices()
         if unit:
             deviation = tokens.updated(
                 matrix, torch.empty_like(d_out, memory_format=torch.contiguous_format)
             )
             d_out = restore_modulus_backward(d_out, tokens.start, deviation)
         d_added = d_out
-        if matrix is not None and tokens.gate is not None and product_IX is not None:
+        if (
+            matrix is not None
+            and tokens.gate is not None
+            and tokens.silu is not None
+            and product_IX is not None
+        ):
             d_added = torch.baddbmm(d_out, matrix.mT, d_out)
-            if d_gate is not None or product_sum is not None:
+            if d_gate is not None or weights:
                 x = tokens.added(
                     torch.empty_like(d_out, memory_format=torch.contiguous_format)
                 ).add_(tokens.start)
                 d_matrix_NX = torch.bmm(d_out, x.mT).flatten(1)
-                if product_sum is not None:
-                    product_sum.addmm_(F.silu(tokens.gate).T, d_matrix_NX)
+                if weights:
+                    product_sum = _plus(product_sum, tokens.silu.T @ d_matrix_NX)
                 if d_gate is not None:
                     d_silu = d_matrix_NX @ product_IX.T
-                    d_gate.flatten(0, 1)[place] = torch.ops.aten.silu_backward(d_silu, tokens.gate)
+                    _at(d_gate.flatten(0, 1), place).copy_(
+                        torch.ops.aten.silu_backward(d_silu, tokens.gate)
+                    )
         if d_state is not None:
-            _flat(d_state)[place] = d_added
+            _at(_flat(d_state), place).copy_(d_added)
         if d_moved is not None and tokens.attend is not None:
-            _flat(d_moved)[place] = torch.bmm(tokens.attend.mT, d_added)
-        if attend_sum is not None and tokens.moved is not None:
-            attend_sum += torch.bmm(d_added, tokens.moved.mT).sum(dim=0)
-    if d_attend is not None and attend_sum is not None:
-        d_attend.copy_(attend_sum)
-    if product_sum is not None:
-        split(product_sum, inputs, d_expand, d_contract)
+            _at(_flat(d_moved), place).copy_(torch.bmm(tokens.attend.mT, d_added))
+        if d_attend is not None and tokens.moved is not None:
+            attend_sum = _plus(attend_sum, torch.bmm(d_added, tokens.moved.mT).sum(dim=0))
+    if d_attend is not None:
+        _fill(d_attend, attend_sum)
+    if weights and product_IX is not None:
+        split(
+            torch.zeros_like(product_IX) if product_sum is None else product_sum,
+            inputs,
+            d_expand,
+            d_contract,
+        )
+
+
+def _plus(total: Tensor | None, piece: Tensor) -> Tensor:
+    return piece if total is None else total.add_(piece)
+
+
+def _fill(memory: Tensor, total: Tensor | None) -> None:
+    """Write a sum over tokens; None: there were none."""
+    if total is None:
+        memory.zero_()
+    else:
+        memory.copy_(total)
 
 
 def split(
@@ -172,6 +218,6 @@ def split(
     contract_GI = _as_met(inputs.contract, inputs.gate, product_sum_IX.dtype)
     sum_IGG = product_sum_IX.unflatten(1, (contract_GI.shape[0], -1))
     if d_expand is not None:
-        d_expand.copy_(torch.einsum("igh,gi->ih", sum_IGG, contract_GI))
+        d_expand.copy_((sum_IGG * contract_GI.T[:, :, None]).sum(dim=1))
     if d_contract is not None:
-        d_contract.copy_(torch.einsum("igh,ih->gi", sum_IGG, expand_IG))
+        d_contract.copy_((sum_IGG * expand_IG[:, None]).sum(dim=2).T)

@@ -8,6 +8,8 @@ Shape letters: B batch, G key/value heads, T tokens, C columns.
 import torch
 from torch import Tensor
 
+from tape_ds.kernels.operators import operator
+
 
 def position_state(start_B1TC: Tensor, deviation_BGTC: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the state [B, G, T, C], summed in the wider of both dtypes and rounded once.
@@ -20,7 +22,7 @@ def position_state(start_B1TC: Tensor, deviation_BGTC: Tensor, dtype: torch.dtyp
     return _form(start_B1TC, deviation_BGTC, dtype)
 
 
-@torch.library.custom_op("tape_ds::position_state", mutates_args=())
+@operator("tape_ds::position_state")
 def _form(start: Tensor, deviation: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.add(start, deviation, out=torch.empty_like(deviation, dtype=dtype))
 

@@ -10,11 +10,13 @@ share a state, K head size.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tape_ds.kernels import rotate_triton
+from tape_ds.kernels.operators import operator
 from tape_ds.kernels.strides import empty_rows
 
 # Elements of ``x`` that the PyTorch form works on at a time on a CPU: 8 MiB of fp32. Smaller pieces lose more to calls
@@ -61,18 +63,15 @@ def rotate(x_BHTK: Tensor, start_B1TK: Tensor, state_BGTK: Tensor | None = None)
     return _rotate(x_BHTK, start_B1TK, state_BGTK)
 
 
-@torch.library.custom_op(
-    "tape_ds::rotate", mutates_args=(), schema="(Tensor x, Tensor start, Tensor? state) -> Tensor"
-)
+@operator("tape_ds::rotate", schema="(Tensor x, Tensor start, Tensor? state) -> Tensor")
 def _rotate(x: Tensor, start: Tensor, state: Tensor | None) -> Tensor:
     out = _empty_like(x)
     (rotate_triton.forward if rotate_triton.fits(x) else forward)(x, start, state, out)
     return out
 
 
-@torch.library.custom_op(
+@operator(
     "tape_ds::rotate_backward",
-    mutates_args=(),
     schema="(Tensor grad, Tensor? x, Tensor start, Tensor? state, bool for_x, bool for_state) -> Tensor[]",
 )
 def _rotate_backward(
@@ -150,47 +149,66 @@ def backward(
         forward(grad, start, state, d_x, backwards=True)
     if d_state is not None:
         assert x is not None
-        # dc = g_r x_r + g_i x_i, ds = g_i x_r - g_r x_i, head after head
         wide = _wide(grad, x, d_state)
-        for first, count in _chunks(grad):
-            heads_BGRTK = [
-                y.narrow(2, first, count).unflatten(1, (d_state.shape[1], -1)).to(wide)
-                for y in (grad, x)
-            ]
-            out = d_state.narrow(2, first, count)
-            result = out if out.dtype == wide else torch.empty_like(out, dtype=wide)
-            d_cos, d_sin = result.chunk(2, dim=-1)
-            for head in range(heads_BGRTK[0].shape[2]):
-                (grad_real, grad_imaginary), (real, imaginary) = (
-                    y[:, :, head].chunk(2, dim=-1) for y in heads_BGRTK
-                )
-                if head == 0:
-                    torch.mul(grad_real, real, out=d_cos)
-                    torch.mul(grad_imaginary, real, out=d_sin)
-                else:
-                    d_cos.addcmul_(grad_real, real)
-                    d_sin.addcmul_(grad_imaginary, real)
-                d_cos.addcmul_(grad_imaginary, imaginary)
-                d_sin.addcmul_(grad_real, imaginary, value=-1)
-            if result is not out:
-                out.copy_(result)
+        for grad_piece, x_piece, out in _pieces(grad, x, d_state):
+            _differentiate_state(grad_piece.to(wide), x_piece.to(wide), out, wide)
 
 
-def _wide(*tensors: Tensor | None) -> torch.dtype:
-    return (
-        torch.float64
-        if any(x is not None and x.dtype == torch.float64 for x in tensors)
-        else torch.float32
-    )
+def _differentiate_state(
+    grad_BHTK: Tensor, x_BHTK: Tensor, out_BGTK: Tensor, wide: torch.dtype
+) -> None:
+    result = out_BGTK if out_BGTK.dtype == wide else torch.empty_like(out_BGTK, dtype=wide)
+    d_cos, d_sin = result.chunk(2, dim=-1)
+    groups = out_BGTK.shape[1]
+    if groups == x_BHTK.shape[1]:
+        _add_products(grad_BHTK, x_BHTK, d_cos, d_sin, is_first=True)
+    else:
+        grad_BGRTK = grad_BHTK.unflatten(1, (groups, -1))
+        x_BGRTK = x_BHTK.unflatten(1, (groups, -1))
+        for head in range(x_BGRTK.shape[2]):
+            _add_products(
+                grad_BGRTK[:, :, head], x_BGRTK[:, :, head], d_cos, d_sin, is_first=head == 0
+            )
+    if result is not out_BGTK:
+        out_BGTK.copy_(result)
 
 
-def _chunks(x: Tensor) -> Iterator[tuple[int, int]]:
-    """(first token, number of tokens) of each piece of about ``CHUNK`` elements."""
-    tokens = x.shape[2]
-    chunk = CHUNK if x.device.type == "cpu" else DEVICE_CHUNK
-    step = max(1, chunk // max(1, x[:, :, :1].numel()))
+def _add_products(
+    grad_BGTK: Tensor, x_BGTK: Tensor, d_cos: Tensor, d_sin: Tensor, is_first: bool
+) -> None:
+    """dc += g_r x_r + g_i x_i, ds += g_i x_r - g_r x_i, of one head of each group."""
+    grad_real, grad_imaginary = grad_BGTK.chunk(2, dim=-1)
+    real, imaginary = x_BGTK.chunk(2, dim=-1)
+    if is_first:
+        torch.mul(grad_real, real, out=d_cos)
+        torch.mul(grad_imaginary, real, out=d_sin)
+    else:
+        d_cos.addcmul_(grad_real, real)
+        d_sin.addcmul_(grad_imaginary, real)
+    d_cos.addcmul_(grad_imaginary, imaginary)
+    d_sin.addcmul_(grad_real, imaginary, value=-1)
+
+
+def _wide(x: Tensor, *others: Tensor | None) -> torch.dtype:
+    for each in (x, *others):
+        if each is not None and each.dtype == torch.float64:
+            return torch.float64
+    return torch.float32
+
+
+def _pieces(x_BHTK: Tensor, *others: Tensor | None) -> Iterator[tuple[Any, ...]]:
+    """Yield all tensors for about ``CHUNK`` elements of ``x`` at a time: as they are, where that is all of them."""
+    tokens = x_BHTK.shape[2]
+    chunk = CHUNK if x_BHTK.device.type == "cpu" else DEVICE_CHUNK
+    if x_BHTK.numel() <= chunk:
+        yield x_BHTK, *others
+        return
+    step = max(1, chunk // x_BHTK[:, :, :1].numel())
     for first in range(0, tokens, step):
-        yield first, min(step, tokens - first)
+        count = min(step, tokens - first)
+        yield tuple(
+            None if each is None else each.narrow(2, first, count) for each in (x_BHTK, *others)
+        )
 
 
 def forward(
@@ -202,20 +220,26 @@ def forward(
 ) -> None:
     """Write the rotation, or the rotation back, to ``out``."""
     wide = _wide(x_BHTK, state_BGTK)
-    groups = start_B1TK.shape[1] if state_BGTK is None else state_BGTK.shape[1]
-    for first, count in _chunks(x_BHTK):
-        # [B, H, T, K] -> [B, G, R, T, K]; the state [B, G, 1, T, K] is read by all R heads of its group
-        x = x_BHTK.narrow(2, first, count).unflatten(1, (groups, -1)).to(wide)
-        out = out_BHTK.narrow(2, first, count).unflatten(1, (groups, -1))
-        e = start_B1TK.narrow(2, first, count).to(wide)
-        if state_BGTK is not None:
-            e = e + state_BGTK.narrow(2, first, count)
-        cos, sin = e.unsqueeze(2).chunk(2, dim=-1)
-        real, imaginary = x.chunk(2, dim=-1)
-        result = out if out.dtype == wide else torch.empty_like(x)
-        out_real, out_imaginary = result.chunk(2, dim=-1)
-        sign = 1 if backwards else -1
-        torch.mul(real, cos, out=out_real).addcmul_(imaginary, sin, value=sign)
-        torch.mul(imaginary, cos, out=out_imaginary).addcmul_(real, sin, value=-sign)
+    for x, start, state, out in _pieces(x_BHTK, start_B1TK, state_BGTK, out_BHTK):
+        e = start.to(wide)
+        if state is not None:
+            e = e + state
+        result = out if out.dtype == wide else torch.empty_like(x, dtype=wide)
+        _turn(x.to(wide), e, result, backwards)
         if result is not out:
             out.copy_(result)
+
+
+def _turn(x_BHTK: Tensor, e_BGTK: Tensor, out_BHTK: Tensor, backwards: bool) -> None:
+    groups = e_BGTK.shape[1]
+    if groups not in (1, x_BHTK.shape[1]):
+        # [B, G, R, T, K], and the state [B, G, 1, T, K], which all R heads of its group read
+        x_BHTK = x_BHTK.unflatten(1, (groups, -1))
+        out_BHTK = out_BHTK.unflatten(1, (groups, -1))
+        e_BGTK = e_BGTK.unsqueeze(2)
+    cos, sin = e_BGTK.chunk(2, dim=-1)
+    real, imaginary = x_BHTK.chunk(2, dim=-1)
+    out_real, out_imaginary = out_BHTK.chunk(2, dim=-1)
+    sign = 1 if backwards else -1
+    torch.mul(real, cos, out=out_real).addcmul_(imaginary, sin, value=sign)
+    torch.mul(imaginary, cos, out=out_imaginary).addcmul_(real, sin, value=-sign)

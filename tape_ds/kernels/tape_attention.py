@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from tape_ds.kernels import jit, tape_attention_backward, tape_attention_forward
+from tape_ds.kernels.operators import operator
 from tape_ds.kernels.strides import empty_rows, rows
 from tape_ds.kernels.tape_attention_backward import Saved
 from tape_ds.kernels.tape_attention_forward import ForwardCall, whole_blocks
@@ -77,7 +78,7 @@ def document_borders(document_ids_BS: Tensor) -> Tensor:
     return torch.stack([x.to(torch.int32) for x in (ids_BS, first_BS, last_BS)])
 
 
-@torch.library.custom_op("tape_ds::tape_attention", mutates_args=(), device_types=("cpu", "cuda"))
+@operator("tape_ds::tape_attention", devices=("cpu", "cuda"))
 def _forward(
     q_BHTK: Tensor,
     k_BGSK: Tensor,
@@ -102,9 +103,7 @@ def _(q_BHTK: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
     return empty_rows(q_BHTK), empty_rows(q_BHTK), lse_BHT
 
 
-@torch.library.custom_op(
-    "tape_ds::tape_attention_backward", mutates_args=(), device_types=("cpu", "cuda")
-)
+@operator("tape_ds::tape_attention_backward", devices=("cpu", "cuda"))
 def _backward(
     dout_BHTK: Tensor,
     dattended_BHTK: Tensor,

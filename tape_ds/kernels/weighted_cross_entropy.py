@@ -17,10 +17,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from tape_ds.kernels.autocast import without_autocast
 from tape_ds.kernels.linear_cross_entropy import (
     add_product,
     blank_chunks,
     chunk_tokens,
+    kept_gradient,
     product_dtype,
     scaled_gradient,
     softmax_dtype,
@@ -88,7 +90,7 @@ def separate_losses(
     weight = weight_VD.to(product_dtype(hidden_ND))
     losses_N = hidden_ND.new_zeros(len(labels_N), dtype=softmax_dtype(hidden_ND))
     chunk = chunk_tokens(len(weight_VD))
-    with torch.autocast(hidden_ND.device.type, enabled=False):
+    with without_autocast(hidden_ND.device.type):
         for at in range(0, len(labels_N), chunk):
             rows = slice(at, at + chunk)
             logits_CV = (hidden_ND[rows].to(weight.dtype) @ weight.t()).to(losses_N.dtype)
@@ -119,7 +121,7 @@ class _Weighted(torch.autograd.Function):
         weight = weight_VD.to(dtype)
         ignored_N = labels_N == ignore_index
         blank = blank_chunks(ignored_N, chunk)
-        with torch.autocast(hidden_ND.device.type, enabled=False):
+        with without_autocast(hidden_ND.device.type):
             for at, skipped in zip(range(0, len(labels_N), chunk), blank, strict=False):
                 if skipped:
                     continue
@@ -161,10 +163,3 @@ class _Weighted(torch.autograd.Function):
             None if each is None else scaled_gradient(each, factor, dtype) for each, dtype in kept
         ]
         return (*found, None, None, None, None, None, None)
-
-
-def kept_gradient(sum_VD: Tensor | None, weight_VD: Tensor) -> Tensor:
-    """Return the sum of a weight's gradient over all chunks (None: no token had a label) in the dtype in which it waits
-    for the backward: that of the weight, but fp32 for fp16, which cannot hold a sum that is not a mean yet."""
-    kept = torch.float32 if weight_VD.dtype == torch.float16 else weight_VD.dtype
-    return torch.zeros_like(weight_VD, dtype=kept) if sum_VD is None else sum_VD.to(kept)

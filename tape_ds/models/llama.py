@@ -8,25 +8,25 @@ size, V value width (K, plus the columns that the encoding carries), D hidden si
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaMLP
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from tape_ds import encodings
 from tape_ds.attention.attend import attend, attend_with_weights
 from tape_ds.attention.document_layout import DocumentLayout
+from tape_ds.attention.score_bias import ScoreBias
 from tape_ds.attention.shifted_groups import attend_in_groups, cut_ahead
 from tape_ds.encodings import base, log_scale, registry
 from tape_ds.models import cached_positions
@@ -35,23 +35,8 @@ from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.inputs import Documents, local_embeddings, past_length, resolve_backend
 from tape_ds.models.language_model import LanguageModel
 from tape_ds.models.output_head import OutputHead
+from tape_ds.models.rms_norm import RMSNorm
 from tape_ds.models.sharding import UNSHARED, SequenceSharding, Shards, shards_of
-
-
-class RMSNorm(LlamaRMSNorm):
-    """Llama's norm, on CUDA by torch's fused kernel, which reads and writes once and keeps no fp32 copy."""
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """Return the normed states; the kernel rounds once where Llama's operators round twice."""
-        weight = self.weight
-        if (
-            not hidden_states.is_cuda
-            or hidden_states.dtype != weight.dtype
-            or torch.is_autocast_enabled("cuda")
-        ):
-            # the kernel takes one dtype, and autocast would make it fp32
-            return super().forward(hidden_states)
-        return F.rms_norm(hidden_states, weight.shape, weight, self.variance_epsilon)
 
 
 class BlockInputs(NamedTuple):
@@ -74,6 +59,8 @@ class BlockInputs(NamedTuple):
     query_scale: Tensor | None = None
     shards: Shards = UNSHARED
     cache: Cache | None = None
+    made: dict[Hashable, Any] | None = None
+    """See :attr:`ScoreBias.made`."""
 
     def to(self, device: Any, non_blocking: bool = False) -> "BlockInputs":
         """Move the tensors. accelerate calls this on a block's arguments; it must move neither the encoding's layer,
@@ -195,6 +182,8 @@ class TapeAttention(nn.Module):
         if carried_BGTC is not None:
             carried = (carried_BGTC, carried_BGSC)
         score_bias = position.score_bias(positions, carried, inputs.heads)
+        if isinstance(score_bias, ScoreBias):
+            score_bias = score_bias._replace(made=inputs.made)
 
         # the columns that an encoding adds to keys do not count in the scale
         arguments: dict[str, Any] = {"layout": inputs.layout, "scale": width**-0.5}
@@ -414,6 +403,7 @@ class TapeModel(TapePreTrainedModel):
             positions_to_cache=positions_BTN if remembers else None,
             query_scale=query_scale,
             shards=shards,
+            made=None if torch.compiler.is_compiling() else {},
         )
 
         # the position state goes from block to block with the hidden states

@@ -149,7 +149,7 @@ def test_products_are_on_the_operands_as_they_are_and_logits_a_chunk_at_a_time()
     hidden, weight, labels = (x.detach() for x in inputs(torch.bfloat16))
     with Spy():
         # its body alone: an operator as a whole runs below the mode
-        module._chunked._init_fn(hidden, weight, labels, -100, 8, torch.bfloat16, True, True)
+        module._chunked.kernel(hidden, weight, labels, -100, 8, torch.bfloat16, True, True)
     chunks_with_labels = 4  # of 5: the second has none
     assert len(seen) == 3 * chunks_with_labels and all(
         dtypes == {torch.bfloat16} for dtypes in seen

@@ -1,0 +1,180 @@
+"""CPU time of a small Llama's training step, for several encodings, beside transformers' Llama and an earlier version.
+
+    python -m benchmarks steps --earlier CHECKOUT
+
+A small model's step is bound by what is done for each operator, not by its arithmetic. Forward and backward, one
+sequence, fp32, one thread. The models of one version take turns in one process, with transformers' Llama of the same
+sizes among them, and the versions' processes take turns too; a ratio is of one process, and the page has the median of
+all. The last shape is of the size of real models, where nothing may get slower.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.choose import RESULTS
+from benchmarks.stored_page import write_page
+from tape_ds import results
+from tape_ds.arguments import Parser, below_one
+from tape_ds.errors import Problem, check_folder, raise_if_any
+from tape_ds.installation import ROOT
+from tape_ds.markdown_table import markdown_table
+
+OURS = "this version"
+EARLIER = "earlier"
+PEER = "transformers"
+ENCODINGS = ("rope", "tape", "fox", "alibi")
+
+
+class Shape(NamedTuple):
+    """A model, the tokens of its sequence, and how many steps are one sample."""
+
+    label: str
+    layers: int
+    width: int
+    heads: int
+    vocabulary: int
+    tokens: int
+    steps: int
+
+    @property
+    def config(self) -> dict[str, int]:
+        return {
+            "hidden_size": self.width,
+            "intermediate_size": 8 * self.width // 3 // 8 * 8,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.heads,
+            "vocab_size": self.vocabulary,
+            "max_position_embeddings": 2048,
+        }
+
+
+SHAPES = (
+    Shape("4 x 128, T = 64", 4, 128, 4, 1024, 64, 40),
+    Shape("4 x 128, T = 256", 4, 128, 4, 1024, 256, 20),
+    Shape("155M, T = 1,024", 12, 768, 12, 32000, 1024, 1),
+)
+TOYS = (Shape("toy", 1, 16, 2, 32, 8, 1),)
+_MEASURED = """
+import json, sys, time
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from tape_ds.models.configuration import TapeConfig
+from tape_ds.models.llama import TapeForCausalLM
+
+config, tokens, steps, encodings = json.loads(sys.argv[1])
+torch.set_num_threads(1)
+torch.manual_seed(0)
+ids = torch.randint(config["vocab_size"], (1, tokens))
+models = {"transformers": LlamaForCausalLM(LlamaConfig(**config)).train()}
+for name in encodings:
+    models[name] = TapeForCausalLM(TapeConfig(**config, position_encoding=name)).train()
+
+def seconds(model, steps):
+    began = time.process_time()
+    for _ in range(steps):
+        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        model.zero_grad()
+    return (time.process_time() - began) / steps
+
+for model in models.values():
+    seconds(model, min(5, steps))
+turns = 4 if steps >= 4 else 1
+found = dict.fromkeys(models, 0.0)
+for _ in range(turns):
+    for name, model in models.items():
+        found[name] += seconds(model, steps // turns) / turns
+print(json.dumps(found))
+"""
+
+
+def main(argv: list[str]) -> int:
+    parser = Parser(prog="python -m benchmarks steps", description=__doc__)
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="processes of each version; default: %(default)s"
+    )
+    parser.add_argument("--earlier", type=Path, help="a checkout to compare with")
+    parser.add_argument(
+        "--toys", action="store_true", help="one tiny shape: its times mean nothing"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, help="folder of the result; default: %(default)s"
+    )
+    options = parser.parse_args(argv)
+    problems = below_one(options, "repeats") + check_folder("--out", options.out)
+    if options.earlier is not None and not (options.earlier / "tape_ds" / "__init__.py").is_file():
+        problems.append(
+            Problem("--earlier", str(options.earlier), "no checkout of tape-ds", "name its folder")
+        )
+    if options.toys and options.out.resolve() == RESULTS:
+        wrong = "is the folder of results, and toys give none"
+        problems.append(Problem("--out", str(options.out), wrong, "name another folder"))
+    raise_if_any(problems)
+    shapes = TOYS if options.toys else SHAPES
+    config = {"repeats": options.repeats, "shapes": {shape.label: shape.config for shape in shapes}}
+    started = results.collect(
+        command=["python", "-m", "benchmarks", "steps", *argv], seed=0, config=config
+    )
+    versions = {OURS: ROOT}
+    if options.earlier is not None:
+        versions[EARLIER] = options.earlier.resolve()
+    runs: dict[str, dict[str, list[dict[str, float]]]] = {}
+    for shape in shapes:
+        runs[shape.label] = {version: [] for version in versions}
+        for _ in range(options.repeats):
+            for version, root in versions.items():
+                found = measured(shape, root)
+                runs[shape.label][version].append(found)
+                print(f"{shape.label}, {version}: {found}", flush=True)
+    stored = started.finish({"runs": runs})
+    write_page(stored, options.out / "small_steps_cpu.json", page(stored))
+    return 0
+
+
+def measured(shape: Shape, root: Path) -> dict[str, float]:
+    """Return CPU seconds of a step by the version in ``root``, for each encoding and for transformers' Llama."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(root),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    asked = json.dumps([shape.config, shape.tokens, shape.steps, ENCODINGS])
+    command = [sys.executable, "-c", _MEASURED, asked]
+    # the folder of the version: the one that a command starts in comes first where Python looks for packages
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def page(stored: results.Result) -> str:
+    """Return the figures with what they were measured with."""
+    rows = []
+    for label, versions in stored.figures["runs"].items():
+        peer = statistics.median(run[PEER] for runs in versions.values() for run in runs)
+        rows.append([label, PEER, "", f"{1000 * peer:.1f}", "1.00"])
+        for name in ENCODINGS:
+            for version, runs in versions.items():
+                milliseconds = 1000 * statistics.median(run[name] for run in runs)
+                ratio = statistics.median(run[name] / run[PEER] for run in runs)
+                rows.append([label, name, version, f"{milliseconds:.1f}", f"{ratio:.2f}"])
+    versions = ", ".join(
+        f"{name} {stored.versions[name]}" for name in ("python", "torch", "transformers")
+    )
+    lines = [
+        "# Steps of a small Llama",
+        f"Forward and backward of one sequence, fp32. One thread of {stored.hardware['cpu']}; CPU time (user and "
+        f"system), medians of {stored.config['repeats']} processes of each version. A ratio is to transformers' Llama "
+        "of the same sizes in the same process.",
+        markdown_table(["model", "encoding", "by", "CPU ms", "/ transformers"], rows),
+        f"Seed {stored.seed}, {stored.started}, commit {stored.commit}. {versions}.",
+        f"    {' '.join(stored.command)}",
+    ]
+    return "\n\n".join(lines) + "\n"
