@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from tape_ds.attention.shifted_groups import use_groups
 from tape_ds.errors import Problem, UserError, did_you_mean
 from tape_ds.methods import METHODS, groups
-from tape_ds.models import decoder
+from tape_ds.models import decoder, recurrent
 from tape_ds.models.output_head import OutputHead
 
 
@@ -47,8 +47,8 @@ def prepare(name: str, model: nn.Module, settings: Any) -> Trained:
 def attach(model: PreTrainedModel, settings: Any) -> nn.Module:
     """Wrap the model: LoRA on ``lora_targets``, whole copies of the groups that the settings switch on."""
     # peft matches targets by suffix, so it is given their full names
-    linears = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
-    names = {path.rsplit(".", 1)[-1] for path in linears}
+    linears = recurrent.linear_maps(model)
+    names = set(linears.values())
     for target in settings.lora_targets:
         if target not in names:
             wrong = "no linear layer of this model"
@@ -62,7 +62,7 @@ def attach(model: PreTrainedModel, settings: Any) -> nn.Module:
         r=settings.lora_r,
         lora_alpha=settings.lora_alpha,
         lora_dropout=settings.lora_dropout,
-        target_modules=[path for path in linears if path.rsplit(".", 1)[-1] in settings.lora_targets],
+        target_modules=[path for path, name in linears.items() if name in settings.lora_targets],
         modules_to_save=whole or None,
         ensure_weight_tying=bool(settings.train_embeddings and model.config.tie_word_embeddings),
     )
