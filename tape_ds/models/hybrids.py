@@ -47,7 +47,7 @@ def check(native: PreTrainedConfig) -> list[Problem]:
     layers = sum(kind in STATE_LAYERS for kind in layer_kinds(native))
     kinds = set(carriers.values())
     unmasked = sorted(kind.__name__ for kind in kinds if not _takes_mask(kind))
-    forgetting = sorted(kind.__name__ for kind in kinds if _forgets(kind))
+    forgetting = sorted({function for kind in kinds for function in recurrent.without_documents(kind)})
     wrong = ""
     if len(carriers) < layers:
         wrong = (
@@ -59,7 +59,7 @@ def check(native: PreTrainedConfig) -> list[Problem]:
     elif unmasked:
         wrong = f"its layers that carry a state do not learn of padding ({', '.join(unmasked)})"
     elif forgetting:
-        wrong = f"its layers forget their state where a text is read in pieces ({', '.join(forgetting)})"
+        wrong = f"its functions begin each piece of a text without a state ({', '.join(forgetting)})"
     if not wrong:
         return []
     return [Problem("model", native.name_or_path or native.model_type, f"{native.model_type}: {wrong}", _REMEDY)]
@@ -67,12 +67,6 @@ def check(native: PreTrainedConfig) -> list[Problem]:
 
 def _takes_mask(kind: type[nn.Module]) -> bool:
     return any(name.endswith("mask") for name in inspect.signature(kind.forward).parameters)
-
-
-def _forgets(kind: type[nn.Module]) -> bool:
-    """Return whether several tokens begin without the state of those in the cache, as Mamba's first form does."""
-    source = inspect.getsource(kind.forward)
-    return "update_recurrent_state(" in source and "initial_state" not in source
 
 
 def rotates(native: PreTrainedConfig) -> bool:

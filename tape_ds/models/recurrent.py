@@ -30,7 +30,7 @@ from tape_ds.attention.document_layout import DocumentLayout
 
 _STATE = re.compile(r"\.update_(recurrent|conv)_state\(")
 """How a forward of transformers keeps a layer's state for the next token."""
-_KERNEL = re.compile(r'use_kernel_func_from_hub_with_fallback\("(\w+)", "(\w+)"')
+_KERNEL = re.compile(r'use_kernel_func_from_hub_with_fallback\(\s*"(\w+)",\s*"(\w+)"')
 _OF_DOCUMENTS = {
     "causal_conv1d_fn": "seq_idx",
     "chunk_gated_delta_rule": "cu_seqlens",
@@ -38,7 +38,7 @@ _OF_DOCUMENTS = {
     "mamba_chunk_scan_combined": "seq_idx",
     "mamba_split_conv1d_scan_combined": "seq_idx",
 }
-"""Functions of packages that compute whole rows, and the argument by which they know documents."""
+"""Functions that compute whole rows, and the argument by which those of packages know documents."""
 _OF_ONE_TOKEN = re.compile("update$|^fused_recurrent")
 DISTRIBUTIONS = {"fla": "flash-linear-attention", "mamba_ssm": "mamba-ssm", "causal_conv1d": "causal-conv1d"}
 SHORTER = 8
@@ -143,22 +143,24 @@ def keeps_cache(layout: DocumentLayout, cache: Cache | None, asked: bool | None,
     return False
 
 
+def _functions(kind: type[nn.Module]) -> dict[str, str]:
+    """Return the functions that compute whole rows for a carrier -> the package that has a kernel for each."""
+    found = _KERNEL.findall(inspect.getsource(sys.modules[kind.__module__]))
+    return {function: package for function, package in found if not _OF_ONE_TOKEN.search(function)}
+
+
+def without_documents(kind: type[nn.Module]) -> list[str]:
+    """Return the functions of a carrier that take neither documents nor the state of earlier tokens: those of Mamba's
+    first form."""
+    return sorted(_functions(kind).keys() - _OF_DOCUMENTS.keys())
+
+
 @functools.cache
 def missing_packages(kind: type[nn.Module]) -> list[str]:
-    """Return the packages that are missing for a carrier to know documents on a GPU, by the names that pip has; one
-    that cannot know them with any package names the function."""
-    functions = _KERNEL.findall(inspect.getsource(sys.modules[kind.__module__]))
-    missing = []
-    for function, package in functions:
-        if _OF_ONE_TOKEN.search(function):
-            continue
-        if function not in _OF_DOCUMENTS:
-            missing.append(f"a {function} that knows documents")
-        elif importlib.util.find_spec(package) is None:
-            missing.append(DISTRIBUTIONS.get(package, package))
-    if not functions:
-        missing.append("any kernel for it")
-    return sorted(set(missing))
+    """Return the packages, as pip names them, that are missing for a carrier to know documents on a GPU."""
+    packages = set(_functions(kind).values())
+    missing = [DISTRIBUTIONS.get(package, package) for package in packages if importlib.util.find_spec(package) is None]
+    return sorted(missing) if packages else ["a kernel for it"]
 
 
 def described(kinds: Iterable[type[nn.Module]]) -> str:

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+import transformers
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, DynamicCache, Gemma3Config
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -14,6 +15,8 @@ from tape_ds.errors import UserError
 from tape_ds.models import decoder, decoder_configuration, hybrids
 from tape_ds.models.flops import decoder_shape
 from tape_ds.models.loading import extendable
+from tests.models import families_page
+from tests.models.families_page import KINDS, unscaled
 from tests.models.tiny_decoders import VOCABULARY, families, tiny_config
 
 TOKENS = 40
@@ -23,21 +26,9 @@ WANTED = (
 )
 HYBRIDS = (
     *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "bailing_hybrid", "kimi_linear", "lfm2"),
-    *("lfm2_moe", "nemotron_h", "granitemoehybrid", "bamba", "falcon_h1", "zamba2"),
+    *("lfm2_moe", "lfm3", "nemotron_h", "granitemoehybrid", "bamba", "falcon_h1", "zamba2"),
 )
-KINDS = ("yarn", "yarn_revised", "linear", "ntk", "dynamic")
-
-
-def unscaled(family):
-    """Return the scaling that a class does not compute, or that would reach no layer that sees everything."""
-    if family in (*decoder_configuration.ROTATED_WINDOWS, "granite_swa", "granitemoe_swa"):
-        return KINDS
-    # their own is longrope, Phi-3.5-MoE's with two more factors
-    return {
-        "tape_gptj": ("dynamic",),
-        "phi3": ("dynamic",),
-        "phimoe": ("yarn", "yarn_revised", "linear", "dynamic"),
-    }.get(family, ())
+OF_MODELS = families_page.PAGE.parents[1] / "model.md"
 
 
 def pair(name, **changes):
@@ -388,8 +379,20 @@ def check_family(family, monkeypatch, tmp_path):
 
 
 def test_what_people_have_is_computed():
-    computed = {family for family in families() if not extendable.check(tiny_config(family))}
-    assert {*WANTED, *HYBRIDS} <= computed and len(computed) >= 35
+    computed = set(families_page.taken())
+    assert {*WANTED, *HYBRIDS} & set(families()) <= computed and len(computed) >= 35
+
+
+def test_the_page_says_what_is_computed():
+    page = families_page.PAGE.read_text()
+    if f"(transformers {transformers.__version__})" not in page:
+        pytest.skip(f"the page is of another version than {transformers.__version__}")
+    assert page == families_page.with_table(page)
+    counts = len(families_page.taken()), len(families()) - len(families_page.taken())
+    assert f"has {counts[0]} that are taken, {len(HYBRIDS)} of them hybrids," in OF_MODELS.read_text()
+    assert f"and {counts[1]} that are refused" in OF_MODELS.read_text()
+    taken_hybrids = [name for name in families_page.taken() if decoder_configuration.carries_state(tiny_config(name))]
+    assert sorted(taken_hybrids) == sorted(HYBRIDS)
 
 
 @pytest.mark.parametrize("family", ["gemma2", "granite", "qwen3"])
@@ -482,7 +485,7 @@ REFUSED = {
     "an indexer scores all keys": tiny_config("glm_moe_dsa"),
     "none of its layers is attention": tiny_config("falcon_mamba"),
     "outside transformers' caches": tiny_config("minimax"),
-    "forget their state where a text is read in pieces": tiny_config("jamba"),
+    "without a state (mamba_inner_fn, selective_scan_fn)": tiny_config("jamba"),
     "code that takes no other": tiny_config("falcon"),
 }
 

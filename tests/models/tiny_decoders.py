@@ -120,12 +120,12 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "tape_gptj": {"rotary_dim": 8},
     "zamba2": {
         "num_hidden_layers": 4,
-        "layers_block_type": ["linear_attention", "hybrid"] * 2,
+        "layer_types": ["linear_attention", "hybrid"] * 2,
         "n_mamba_heads": 8,
         "mamba_ngroups": 2,
         "use_mem_rope": True,
     },
-    "zamba": {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2},
+    "zamba": {"num_hidden_layers": 4, "layer_types": ["linear_attention", "hybrid"] * 2},
     "zaya": {"num_experts_per_tok": 1},
 }
 """What a family needs that does not follow from its fields; of what it can be, the kinds of layers that it is published
