@@ -89,9 +89,9 @@ def lines(config: PreTrainedConfig) -> dict[str, str]:
     if not carries_state(config):
         return {}
     carriers = built(config).carriers
-    found = {
-        "recurrent layers": f"{len(carriers)} of {config.num_hidden_layers}: {recurrent.described(carriers.values())}"
-    }
+    how = recurrent.described(carriers.values())
+    planned = "their memory is planned as torch alone needs it, in the mean of all layers"
+    found = {"recurrent layers": f"{len(carriers)} of {config.num_hidden_layers}: {how}; {planned}"}
     if not built(config).rotates:
         found["encoding"] = trained_rope.WITHOUT
     return found

@@ -177,6 +177,13 @@ class ByDocument(nn.Module):
     native: type[nn.Module]
     """The class of transformers."""
 
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        # by position: of a module that ZeRO-3 gathers as one, DeepSpeed sees no gradient of an input with a name
+        first = list(_signature(self.native).parameters)[1]
+        if first in named:
+            arguments = (named.pop(first), *arguments)
+        return super().__call__(*arguments, **named)
+
     def forward(self, *arguments: Any, **named: Any) -> Any:
         bound = _signature(self.native).bind(self, *arguments, **named)
         given = bound.arguments
