@@ -72,6 +72,7 @@ def _memory(recipe: Recipe, config: Any) -> str:
 def describe(recipe: Recipe) -> str:
     """Return the plan as lines of ``name: value``, for ``--dry_run``."""
     from tape_ds.export import config_json
+    from tape_ds.models import hybrids
     from tape_ds.planning import recipe_job
     from tape_ds.training import (
         compiled_ops,
@@ -92,6 +93,8 @@ def describe(recipe: Recipe) -> str:
     lines = {"recipe": recipe.name, **recipe.outline()}
     if config is not None and isinstance(recipe, ExtensionRecipe):
         lines["served"] = f"after tape-ds export: {table.summary(config_json.planned(config))}"
+    if config is not None:
+        lines |= hybrids.lines(config)
     if config is not None and isinstance(recipe, FinetuningRecipe):
         short = recipe.note_of_length(recipe.data.max_tokens, config.max_position_embeddings)
         if short is not None:

@@ -31,6 +31,7 @@ KEPT = ("longrope", "proportional")
 """Types of transformers that are kept as they are: nothing here computes them or makes them reach further."""
 FIXED_BASE = ("hunyuan_v1_dense", "hunyuan_v1_moe")
 """Model types whose class reads ``dynamic`` with an ``alpha`` as plain RoPE with a larger base."""
+WITHOUT = "attention without positions, extended by training alone"
 OWN_TYPES = ("tape", "tape_gptj")
 """Model types of this project, whose ``max_position_embeddings`` is always the length that scaling reaches."""
 
@@ -59,6 +60,8 @@ class TrainedRope:
     """Rotated columns of a head."""
     note: str = field(default="", compare=False)
     """How its ``config.json`` was read, where that is not plain to see."""
+    is_used: bool = True
+    """False: the attention of this hybrid has no positions."""
 
     @property
     def type(self) -> str:
@@ -252,8 +255,8 @@ def of_full(rope_parameters: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def native_length(config: Mapping[str, Any]) -> int | None:
-    # the others: GPT-J's, the first LLaMA's
-    names = ("max_position_embeddings", "n_positions", "max_sequence_length")
+    # the others: GPT-J's, the first LLaMA's, Kimi Linear's
+    names = ("max_position_embeddings", "n_positions", "max_sequence_length", "model_max_length")
     found = next((config[name] for name in names if config.get(name)), None)
     if type(found) is int and found >= 1:
         return found
@@ -435,6 +438,8 @@ def check_change(own: TrainedRope, change: Parameters, target_length: int) -> It
 
 
 def described_change(own: TrainedRope, change: Parameters, target_length: int) -> str:
+    if not own.is_used:
+        return WITHOUT
     before = own.parameters
     after = extended(own, change, target_length)
     note = f" ({own.note})" if own.note else ""

@@ -19,11 +19,13 @@ import tape_ds
 from tape_ds.checkpoint.source_model import SourceModel
 from tape_ds.data.sources.hub import HubDataset
 from tape_ds.data.sources.weights import specs_of
+from tape_ds.encodings import trained_rope
 from tape_ds.encodings.trained_rope import of_full
 from tape_ds.engines import pages
 from tape_ds.errors import redacted
 from tape_ds.export import config_json, ruler_scores
 from tape_ds.markdown_table import markdown_table
+from tape_ds.models import hybrids
 from tape_ds.models.files import config_file, hub
 from tape_ds.numbers import summarise
 from tape_ds.results import Result
@@ -93,9 +95,8 @@ def text(
     tags = ["long-context"]
     if not plain:
         tags += [encoding_name, "custom_code"]
-    native = figures.get("native_length") or of_full(config.rope_parameters or {}).get(
-        "original_max_position_embeddings"
-    )
+    rope = of_full(getattr(config, "rope_parameters", None) or {})
+    native = figures.get("native_length") or rope.get("original_max_position_embeddings")
     size = f"{model.num_parameters():,} parameters"
     if model.num_parameters() >= 1e6:
         size = f"{model.num_parameters() / 1e6:,.1f} M parameters"
@@ -187,7 +188,7 @@ def _encoding_table(source: SourceModel) -> str:
     """Return a table of the positional encoding and, for a trained model, of what was trained."""
     record = source.record
     config = source.config
-    rope = of_full(config.rope_parameters or {})
+    rope = of_full(getattr(config, "rope_parameters", None) or {})
     numbers = []
     for key, value in rope.items():
         # True is an int to Python
@@ -198,6 +199,8 @@ def _encoding_table(source: SourceModel) -> str:
     encoding = f"{getattr(config, 'position_encoding', 'rope')}, RoPE scaling `{rope.get('rope_type', 'default')}`"
     if numbers:
         encoding += f" ({', '.join(numbers)})"
+    if not hybrids.rotates(config):
+        encoding = trained_rope.WITHOUT
     if options := getattr(config, "position_options", None):
         encoding += f", options {options}"
     rows = [("positional encoding", encoding)]

@@ -1,7 +1,6 @@
 """Choose what of a model is trained: whole groups of parameters, low-rank adapters (LoRA, Hu et al. 2021,
 arXiv:2106.09685) through peft, or everything."""
 
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,7 @@ from transformers import PreTrainedModel
 from tape_ds.attention.shifted_groups import use_groups
 from tape_ds.errors import Problem, UserError, did_you_mean
 from tape_ds.methods import METHODS, groups
-from tape_ds.models import decoder
+from tape_ds.models import decoder, recurrent
 from tape_ds.models.output_head import OutputHead
 
 
@@ -49,17 +48,15 @@ def prepare_model(name: str, model: nn.Module, settings: Any) -> Trained:
 
 def attach(model: PreTrainedModel, settings: Any) -> nn.Module:
     """Wrap the model: LoRA on ``lora_targets``, whole copies of the groups that the settings switch on."""
-    linears = defaultdict(list)
-    for path, module in model.named_modules():
-        if isinstance(module, nn.Linear):
-            linears[path.rsplit(".", 1)[-1]].append(path)
     # peft matches targets by suffix, so it is given their full names
+    linears = recurrent.linear_maps(model)
+    names = set(linears.values())
     targets = []
     for target in settings.lora_targets:
-        if target not in linears:
+        if target not in names:
             wrong = "no linear layer of this model"
-            raise UserError(Problem("lora_targets", target, wrong, did_you_mean(target, linears)))
-        targets += linears[target]
+            raise UserError(Problem("lora_targets", target, wrong, did_you_mean(target, names)))
+        targets += [path for path, name in linears.items() if name == target]
     # refuses a group that is on but empty
     groups.names(model, settings)
     whole: list[str] = []

@@ -33,6 +33,7 @@ from tape_ds.attention.attend import attend, attend_with_weights
 from tape_ds.attention.document_layout import DocumentLayout
 from tape_ds.encodings.trained_rope import of_full
 from tape_ds.kernels.weighted_cross_entropy import weights_of
+from tape_ds.models import recurrent
 from tape_ds.models.decoder_configuration import ATTENTION, SCORE_SCALE, with_rope
 from tape_ds.models.files.exact import load_exact
 from tape_ds.models.inputs import CACHE, Documents, past_length
@@ -186,6 +187,7 @@ class ExtendedDecoder(LanguageModel, PreTrainedModel):
     def __init__(self, config: PreTrainedConfig, *arguments: Any, **named: Any):
         super().__init__(config, *arguments, **named)
         OutputHead.of(self.get_output_embeddings())
+        self.is_recurrent = bool(recurrent.separate_documents(self))
         for module in rotary_modules(self).values():
             module._apply = MethodType(_apply_without_casts, module)  # type: ignore[method-assign]
 
@@ -209,12 +211,28 @@ class ExtendedDecoder(LanguageModel, PreTrainedModel):
         documents = Documents(
             attention_mask, document_ids, seq_idx, cu_seq_lens_q, max_length_q, position_ids
         )
-        outer = _layout.set(documents.layout(sequences, tokens, past_length(past_key_values)))
+        layout = documents.layout(sequences, tokens, past_length(past_key_values))
+        outer = _layout.set(layout)
         skipping = _positions.set(position_ids if past_key_values is None and tokens > 1 else None)
         if attention_mask is None and past_key_values is None:
             # without a mask, transformers takes every jump of positions for a document's border, and waits for the
             # device
             attention_mask = torch.ones(sequences, tokens, dtype=torch.long, device=given.device)
+        if self.is_recurrent and position_ids is None and past_key_values is not None:
+            # Bamba's class would count from 0 again
+            position_ids = torch.arange(tokens, device=given.device)[None] + past_length(
+                past_key_values
+            )
+        kept_apart = False
+        if self.is_recurrent and layout is not None:
+            kwargs["use_cache"] = recurrent.keeps_cache(
+                layout, past_key_values, kwargs.get("use_cache"), self.config
+            )
+            kept_apart = not kwargs["use_cache"]
+            if kept_apart:
+                # nothing but the mask reaches layers that carry a state
+                attention_mask = recurrent.numbered(layout)
+        apart = recurrent.expected.set(kept_apart)
         try:
             return self.base_model(
                 input_ids=input_ids,
@@ -227,6 +245,7 @@ class ExtendedDecoder(LanguageModel, PreTrainedModel):
         finally:
             _layout.reset(outer)
             _positions.reset(skipping)
+            recurrent.expected.reset(apart)
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:
         return logits_of(self, hidden_BTD)
@@ -292,12 +311,16 @@ class ExtendedDecoder(LanguageModel, PreTrainedModel):
 
     @contextlib.contextmanager
     def with_rope_parameters(self, rope_parameters: Mapping[str, Any]) -> Iterator[None]:
+        rotary = rotary_modules(self)
+        # attention without positions has nothing to scale
+        if not rotary:
+            yield
+            return
         config = copy.deepcopy(self.config)
         config.rope_parameters = with_rope(self.config, rope_parameters)
         if config.rope_parameters == self.config.rope_parameters:
             yield
             return
-        rotary = rotary_modules(self)
         scales: dict[str, float] = {}
         if SCORE_SCALE in of_full(config.rope_parameters):
             # latent attention takes its factor on scores from RoPE parameters too

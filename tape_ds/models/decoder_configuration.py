@@ -30,7 +30,22 @@ SCORE_SCALE = "mscale_all_dim"
 _KEPT_KEYS = (*OF_THE_CLASS, "mscale", SCORE_SCALE)
 """RoPE parameters that an extension does not change."""
 _CHANGED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
-_LAYERS = ("full_attention", "sliding_attention")
+_ATTENTION_LAYERS = ("full_attention", "sliding_attention")
+_BOTH = "hybrid"
+"""Kind of a layer that attends and carries a state."""
+WITHOUT_ATTENTION = ("linear_attention", "conv", "mlp", "moe")
+STATE_LAYERS = ("linear_attention", "conv", _BOTH)
+"""Kinds of layers that carry a state from token to token: recurrences and short convolutions."""
+_LAYERS = (*_ATTENTION_LAYERS, *WITHOUT_ATTENTION, _BOTH)
+_OTHER_LAYERS = {
+    "chunked_attention": "a query sees its own chunk",
+    "compressed_sparse_attention": "keys are merged, and an indexer picks those of a query",
+    "heavily_compressed_attention": "keys are merged",
+    "hybrid_sliding": "short convolutions in attention with a window",
+    "indexed_attention": "an indexer scores all keys, and a query attends to the best of them",
+    "minimax_m3_sparse": "an indexer picks the blocks of keys of a query",
+}
+"""What the layers of other kinds compute, for messages."""
 ROTATED_WINDOWS = ("afmoe", "cohere2", "cohere2_moe", "exaone4", "exaone_moe", "flint", "kolibri1")
 """Families whose layers have positions only where they have a window."""
 _OTHERWISE = {
@@ -65,9 +80,8 @@ def filled_in(config: PreTrainedConfig) -> PreTrainedConfig:
 def check(native: PreTrainedConfig) -> list[Problem]:
     kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(native), None)
     reasons = []
-    remedy = (
-        "give a decoder of transformers with rotary positions, all of whose layers are attention"
-    )
+    remedy = "give a decoder of transformers that attends with rotary positions, "
+    remedy += "or a hybrid of attention and recurrences"
     if kind is None:
         reasons.append("transformers has no language model of this type")
         if native.sub_configs:
@@ -78,17 +92,22 @@ def check(native: PreTrainedConfig) -> list[Problem]:
                 f"it is made of several models ({', '.join(native.sub_configs)}), not a decoder alone"
             )
             remedy = _of_wrapper(native)
-        elif not (rope := getattr(native, "rope_parameters", None)) or not of_full(rope):
+        elif not carries_state(native) and not of_full(
+            getattr(native, "rope_parameters", None) or {}
+        ):
             wrong = "its layers that see everything have no rotary positions (rope_parameters) that could be scaled"
             reasons.append(wrong)
         if native.model_type in _OTHERWISE:
             reasons.append(_OTHERWISE[native.model_type])
         elif not kind._can_set_attn_implementation():
             reasons.append("its class computes attention by code that takes no other")
-        if others := sorted(set(getattr(native, "layer_types", None) or ()) - set(_LAYERS)):
-            reasons.append(
-                f"it has layers of other kinds ({', '.join(others)}), which see neither documents nor padding"
-            )
+        kinds = layer_kinds(native)
+        if others := sorted(set(kinds) - set(_LAYERS)):
+            computed = [f"{name}: {_OTHER_LAYERS.get(name, 'not known here')}" for name in others]
+            reasons.append(f"it has layers of other kinds ({'; '.join(computed)})")
+        elif carries_state(native):
+            if not {*_ATTENTION_LAYERS, _BOTH} & set(kinds):
+                reasons.append("none of its layers is attention")
         elif kind._is_stateful:
             reasons.append("its layers keep a state, which sees neither documents nor padding")
         if getattr(native, "use_bidirectional_attention", None) in (True, "all"):
@@ -110,6 +129,16 @@ def check(native: PreTrainedConfig) -> list[Problem]:
         return []
     name = native.name_or_path or native.model_type
     return [Problem("model", name, f"{native.model_type}: {'; '.join(reasons)}", remedy)]
+
+
+def layer_kinds(native: PreTrainedConfig) -> list[str]:
+    """Return transformers' name of what each layer computes; empty where all are full attention."""
+    return list(getattr(native, "layer_types", None) or ())
+
+
+def carries_state(native: PreTrainedConfig) -> bool:
+    """Return whether a family is a hybrid: layers that carry a state from token to token, among others."""
+    return bool(set(layer_kinds(native)) & set(STATE_LAYERS))
 
 
 def _of_wrapper(native: PreTrainedConfig) -> str:
@@ -177,6 +206,9 @@ def configure(
     )
     if rope_parameters is not None:
         config.rope_parameters = with_rope(native, rope_parameters)
+        if "rope_theta" in config.to_dict():
+            # a second place, of Bailing's class, which must not contradict the first
+            config.rope_theta = of_full(config.rope_parameters)["rope_theta"]
     if max_position_embeddings is not None and not scaling.is_dynamic(rope_parameters or {}):
         # which transformers' dynamic scaling counts from
         config.max_position_embeddings = max_position_embeddings

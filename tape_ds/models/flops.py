@@ -1,7 +1,8 @@
 """Sizes, multiplications and floating-point operations of a model, from its configuration alone.
 
 A multiply-add (MAC) is one multiplication with its addition, and 2 floating-point operations (FLOPs). Norms, rotations,
-activations and the softmax are not counted. Two conventions for attention:
+activations, the softmax, short convolutions and the updates of recurrent states are not counted. Two conventions for
+attention:
 
 - causal: a token sees half of the others on average; a fused kernel computes this, and speeds and model FLOPs
   utilisation are measured with it here;
@@ -14,13 +15,13 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
-from torch import nn
 from transformers import PreTrainedConfig
 
 from tape_ds.encodings import registry
 from tape_ds.kernels import flop_formulas  # noqa: F401  (torch's counters then know the operators)
-from tape_ds.models import decoder
+from tape_ds.models import decoder, recurrent
 from tape_ds.models.configuration import TapeConfig
+from tape_ds.models.decoder_configuration import WITHOUT_ATTENTION
 
 Config: TypeAlias = TapeConfig | PreTrainedConfig
 
@@ -56,7 +57,7 @@ class DecoderShape(NamedTuple):
     head_size: int
     """Columns of a head of queries."""
     windows: tuple[int | None, ...]
-    """Tokens that each layer sees; None: all."""
+    """Tokens that each layer with attention sees; None: all."""
     linear_maps: Mapping[str, bool]
     """Names of the linear maps of blocks, routers left out -> whether attention has them."""
     has_router: bool
@@ -80,16 +81,15 @@ def decoder_shape(config: PreTrainedConfig) -> DecoderShape:
     )
     counted: Counter[tuple[Any, str, tuple[int, int]]] = Counter()
     linear_maps: dict[str, bool] = {}
+    named_maps = recurrent.linear_maps(model)
     active = float(head.weight.numel())
     has_experts = False
     for path, module in model.named_modules():
         above, _, name = path.rpartition(".")
-        if (
-            isinstance(module, nn.Linear)
-            and module is not head
-            and not (routers and path.startswith(routers))
-        ):
+        name = named_maps.get(path, name)
+        if path in named_maps and module is not head and not (routers and path.startswith(routers)):
             in_attention = bool(_ATTENTION.search(type(model.get_submodule(above)).__name__))
+            in_attention &= not name.startswith(recurrent.PREFIX)
             linear_maps[name] = linear_maps.get(name, False) or in_attention
         for kind, parameter in module.named_parameters(recurse=False):
             # tied: counted there
@@ -128,6 +128,7 @@ def decoder_shape(config: PreTrainedConfig) -> DecoderShape:
     window = getattr(config, "sliding_window", None)
     layers = getattr(config, "layer_types", None)
     layers = layers or ["sliding_attention"] * config.num_hidden_layers
+    layers = [layer for layer in layers if layer not in WITHOUT_ATTENTION]
     _SHAPES[key] = DecoderShape(
         weights=tuple(Weights(*key, count) for key, count in counted.items()),
         active=active,

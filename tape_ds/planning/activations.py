@@ -36,13 +36,13 @@ def inside(job: Job) -> list[SavedTensor]:
     trained = job.trained
     element = job.element
     ways = job.layout.tensor
-    query = model.query / ways * element
+    query = model.query / ways * element * model.attending
     inner = model.inner / ways * element
     # with fewer key/value heads than ranks, each has one
-    key = max(model.groups / ways, 1) * model.head_size * element
+    key = max(model.groups / ways, 1) * model.head_size * element * model.attending
     hidden = model.hidden * element
     wide = model.carried / model.head_size
-    sums = model.heads / ways * 4
+    sums = model.heads / ways * 4 * model.attending
     tiled = job.layout.mlp_tiles > 1
     positions = bool(model.state)
     exchanged = max(ways, job.layout.sequence) > 1
@@ -51,7 +51,9 @@ def inside(job: Job) -> list[SavedTensor]:
     padded = 1.0 if job.gpu is None else turned
     found = [
         *_norm(job, "input norm"),
-        SavedTensor("input of q, k, v", _reads(job, "q_proj", "k_proj", "v_proj") * hidden),
+        SavedTensor(
+            "input of q, k, v", _reads(job, "q_proj", "k_proj", "v_proj") * hidden * model.attending
+        ),
         SavedTensor("q and k as rotated", query + key),
         SavedTensor("columns added to q and k", (query + key) * (turned - 1), placed=True),
         *(_norm(job, "norms of q and k", (query + key) / element) if model.normed_heads else ()),
@@ -70,6 +72,7 @@ def inside(job: Job) -> list[SavedTensor]:
             "input of o",
             (_reads(job, "o_proj") and (wide or padded > 1 or job.layout.sequence > 1)) * query,
         ),
+        SavedTensor("recurrence", model.recurrent[element == 4]),
         *_norm(job, "norm after attention"),
         SavedTensor(
             "input of gate and up", (tiled or _reads(job, "gate_proj", "up_proj")) * hidden

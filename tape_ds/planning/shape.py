@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig
 from tape_ds import encodings as positions
 from tape_ds.encodings import registry
 from tape_ds.errors import Problem, UserError, did_you_mean
+from tape_ds.models import decoder_configuration, kept_states
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.files import hub
 from tape_ds.models.files.config_file import TAPE
@@ -157,6 +158,10 @@ class Sizes:
     counted: tuple[Weights, ...] = ()
     """Parameters of a decoder of transformers, as they are; activations are then those of a dense decoder of these
     sizes. Empty: a model of this project, whose parameters follow from the sizes."""
+    attending: float = 1.0
+    """Share of the blocks that have attention."""
+    recurrent: tuple[float, float] = (0.0, 0.0)
+    """Bytes per token that a block's recurrence keeps, in the mean of all blocks: in 16 bits, and in fp32."""
 
     @property
     def query(self) -> int:
@@ -196,6 +201,13 @@ def sizes(config: Any) -> Sizes:
             "head_size": shape.head_size,
             "counted": shape.weights,
         }
+        if decoder_configuration.carries_state(config):
+            layers = config.num_hidden_layers
+            kept = [
+                kept_states.bytes_per_token(config, dtype) / layers
+                for dtype in (torch.bfloat16, torch.float32)
+            ]
+            own |= {"attending": len(shape.windows) / layers, "recurrent": tuple(kept)}
         return Sizes(**shared, **own, placed=config.num_hidden_layers)
 
     # one block of each kind, without storage, times its number

@@ -114,6 +114,9 @@ def require_fit(recipe: Recipe, base: BaseModel) -> None:
         if (size := recipe.scale.sequence_parallel_size) > 1:
             wrong = f"the sequences of a {family} cannot be shared between processes"
             found.append(Problem(SEQUENCE, size, wrong, "leave it out, and use zero3"))
+        if recipe.trainer_value("torch_compile") and decoder_configuration.carries_state(native):
+            wrong = f"a {family} carries a state, and a compiled graph cannot split rows at documents' borders"
+            found.append(Problem("torch_compile", True, wrong, "torch_compile: false"))
         needs = sorted(decoder_configuration.needs(native))
         found += attention.check_backend(recipe.model.attention_backend, needs)
 

@@ -1,8 +1,8 @@
 """The optimizer's groups of parameters: which learning rate and weight decay reach which of them.
 
-Matrices decay, embeddings among them; vectors and numbers (norms, biases, scales) do not. transformers chooses by names
-instead. An encoding's parameters, of any shape, are always a separate group, so that a run can be resumed with another
-learning rate for them.
+Matrices decay, embeddings among them; vectors and numbers (norms, biases, scales) do not, nor do the rates and short
+convolutions of recurrent layers, of any shape. transformers chooses by names instead. An encoding's parameters, of any
+shape, are always a separate group, so that a run can be resumed with another learning rate for them.
 """
 
 from collections.abc import Mapping
@@ -14,6 +14,7 @@ from transformers import TrainingArguments
 
 from tape_ds.config.sections import Optimization
 from tape_ds.methods.groups import position_parameters
+from tape_ds.models.recurrent import rates_and_convolutions
 
 MATRICES = "matrices"
 VECTORS = "vectors"
@@ -43,12 +44,13 @@ def divide(
     """Return the groups of trained parameters, position parameters last; none is empty."""
     found: dict[str, dict[str, nn.Parameter]] = {MATRICES: {}, VECTORS: {}, POSITIONS: {}}
     positions = position_parameters(model)
+    undecayed = rates_and_convolutions(model)
     rate = arguments.learning_rate
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             # sharded, it has one dimension
             shape = getattr(parameter, "ds_shape", parameter.shape)
-            kind = MATRICES if len(shape) > 1 else VECTORS
+            kind = MATRICES if len(shape) > 1 and name not in undecayed else VECTORS
             if name in positions:
                 kind = POSITIONS
             found[kind][name] = parameter

@@ -9,6 +9,7 @@ from tape_ds.config import deepspeed_config
 from tape_ds.data.mix import MixedSequences
 from tape_ds.data.sources.weights import percent
 from tape_ds.errors import redacted
+from tape_ds.models import hybrids
 from tape_ds.numbers import summarise
 from tape_ds.run_folder import RESULTS, TRAINED
 from tape_ds.scoring import plots, tables
@@ -39,6 +40,7 @@ def begin(run: Run) -> results.Result:
     names = tuple(name.removeprefix("base_model.model.") for name in run.names)
     rows["trained"] = summarise(names) or "nothing"
     rows |= of_kind
+    rows |= hybrids.lines(run.config)
     if run.bad_rows.problems:
         rows["left out"] = str(run.bad_rows)
     rows["batch"] = _batch(run)

@@ -34,7 +34,7 @@ from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import raise_if_any
 from tape_ds.methods import init_weights, liger, liger_forwards
 from tape_ds.methods.distillation import Teacher
-from tape_ds.models import decoder
+from tape_ds.models import decoder, recurrent
 from tape_ds.models.flops import training_flops_per_token
 from tape_ds.models.loading import extendable
 from tape_ds.models.loading.base_model import BaseModel
@@ -247,6 +247,8 @@ def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
     experts = {
         run.model.get_submodule(path.rpartition(".")[0]) for path in decoder.routers(run.model)
     }
+    # and a layer that carries a state: how often a rank calls it depends on its documents
+    experts |= set(recurrent.carriers(run.model).values())
     if experts and recipe.deepspeed is not None and deepspeed_config.stage(recipe.deepspeed) == 3:
         set_z3_leaf_modules(run.model, list({type(module) for module in experts}))
     # the sequences hold every epoch already; the trainer would otherwise run its epochs over all of them

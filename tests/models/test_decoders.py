@@ -5,15 +5,18 @@ import math
 
 import pytest
 import torch
+import transformers
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, Gemma3Config
+from transformers import AutoModelForCausalLM, DynamicCache, Gemma3Config
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from tape_ds.encodings import scaling, trained_rope
 from tape_ds.errors import UserError
-from tape_ds.models import decoder, decoder_configuration
+from tape_ds.models import decoder, decoder_configuration, hybrids
 from tape_ds.models.flops import decoder_shape
 from tape_ds.models.loading import extendable
+from tests.models import families_page
+from tests.models.families_page import KINDS, unscaled
 from tests.models.tiny_decoders import VOCABULARY, families, tiny_config
 
 TOKENS = 40
@@ -32,19 +35,19 @@ WANTED = (
     ),
     *("qwen2_moe", "qwen3_moe", "gpt_neox", "stablelm", "cohere", "cohere2", "glm4", "gpt_oss"),
 )
-KINDS = ("yarn", "yarn_revised", "linear", "ntk", "dynamic")
-
-
-def unscaled(family):
-    """Return the scaling that a class does not compute, or that would reach no layer that sees everything."""
-    if family in (*decoder_configuration.ROTATED_WINDOWS, "granite_swa", "granitemoe_swa"):
-        return KINDS
-    # their own is longrope, Phi-3.5-MoE's with two more factors
-    return {
-        "tape_gptj": ("dynamic",),
-        "phi3": ("dynamic",),
-        "phimoe": ("yarn", "yarn_revised", "linear", "dynamic"),
-    }.get(family, ())
+HYBRIDS = (
+    *(
+        "qwen3_next",
+        "qwen3_5_text",
+        "qwen3_5_moe_text",
+        "olmo_hybrid",
+        "bailing_hybrid",
+        "kimi_linear",
+        "lfm2",
+    ),
+    *("lfm2_moe", "lfm3", "nemotron_h", "granitemoehybrid", "bamba", "falcon_h1", "zamba2"),
+)
+OF_MODELS = families_page.PAGE.parents[1] / "model.md"
 
 
 def pair(name, **changes):
@@ -150,6 +153,57 @@ def check_training(eager, ours):
     ours.gradient_checkpointing_disable()
 
 
+def check_documents(ours):
+    """Of any length, beside padding anywhere: logits and gradients are those of each document alone, recomputed or
+    not."""
+    ids = torch.randint(3, VOCABULARY, (2, 120))
+    lengths = [[3, 40, 1, 40, 17, 19], [90, 5, 25]]
+    documents = torch.stack(
+        [torch.arange(len(row)).repeat_interleave(torch.tensor(row)) for row in lengths]
+    )
+    documents[0, 44:50] = -1  # padding, in the middle
+    positions = torch.zeros_like(ids)
+    for row, own in enumerate(documents.tolist()):
+        for at, number in enumerate(own):
+            positions[row, at] = own[:at].count(number)
+    labels = ids.masked_fill((documents < 0) | (positions == 0), -100)
+    ours.train()
+    expected = torch.zeros(())
+    for row, number in torch.nonzero(torch.ones(2, 6)).tolist():
+        alone = ids[row][documents[row] == number][None]
+        if not alone.numel():
+            continue
+        logits = ours(alone, use_cache=False).logits
+        expected = expected + F.cross_entropy(logits[0, :-1], alone[0, 1:], reduction="sum")
+    wanted = gradients(ours, expected)
+    largest = max(float(gradient.abs().max()) for gradient in wanted.values())
+    for checkpointing in (False, True)[: 1 + ours.supports_gradient_checkpointing]:
+        if checkpointing:
+            ours.gradient_checkpointing_enable({"use_reentrant": False})
+        given = {"position_ids": positions, "document_ids": documents}
+        out = ours(ids, **given, labels=labels, num_items_in_batch=1, use_cache=False)
+        assert_equal(out.loss, expected)
+        for name, gradient in gradients(ours, out.loss).items():
+            room = 1e-4 * max(float(wanted[name].abs().max()), 1e-3 * largest)
+            torch.testing.assert_close(gradient, wanted[name], rtol=0, atol=room, msg=name)
+    ours.gradient_checkpointing_disable()
+    ours.eval()
+
+
+@torch.no_grad()
+def check_pieces(ours):
+    """A text that is read in pieces, its state kept in a cache, is the text read whole."""
+    ids = torch.randint(3, VOCABULARY, (1, TOKENS))
+    whole = ours(ids, use_cache=False).logits
+    cache, found = DynamicCache(config=ours.config), []
+    for piece in ids.split([13, 1, 20, 6], dim=1):
+        found.append(ours(piece, past_key_values=cache, use_cache=True).logits)
+    assert_equal(torch.cat(found, dim=1), whole)
+    documents = torch.arange(TOKENS)[None] // 8
+    with pytest.raises(ValueError, match="several documents: give use_cache=False"):
+        ours(ids, document_ids=documents, use_cache=True)
+
+
 def check_foretold(ours, monkeypatch):
     """What reaches the attention, what the head does, and parameters are as the configuration tells beforehand."""
     seen = set()
@@ -174,7 +228,8 @@ def check_positions(family):
     kinds = getattr(tiny_config(family), "layer_types", None) or []
     if "sliding_attention" not in kinds:
         return
-    _, ours = pair(family, layer_types=["full_attention"] * len(kinds))
+    all_full = ["full_attention" if kind == "sliding_attention" else kind for kind in kinds]
+    _, ours = pair(family, layer_types=all_full, num_hidden_layers=len(kinds))
     ids, positions = torch.randint(3, VOCABULARY, (1, 12)), torch.arange(12)[None]
     near, far = (
         ours(ids, position_ids=positions * step, use_cache=False).logits for step in (1, 3)
@@ -276,6 +331,26 @@ def check_frequencies(scaled, ours, frequencies, factor):
                 assert torch.equal(getattr(module, name), getattr(before, name))
 
 
+def check_without_positions(native):
+    """Extended by training alone: nothing is scaled."""
+    own = trained_rope.read(native.to_dict(), native.model_type)
+    length = 4 * int(own.reach)
+    config = extendable.configure(
+        native,
+        rope_parameters=trained_rope.extended(own, {}, length),
+        max_position_embeddings=length,
+    )
+    assert config.max_position_embeddings == length
+    assert getattr(config, "rope_parameters", None) == getattr(native, "rope_parameters", None)
+    with pytest.raises(
+        UserError,
+        match=r"(?s)attention without positions, extended by training alone.*rope_parameters: \{\}",
+    ):
+        extendable.configure(
+            native, rope_parameters=trained_rope.extended(own, {"rope_type": "yarn"}, length)
+        )
+
+
 @torch.no_grad()
 def check_folder(eager, folder):
     """Extended from a folder, and read from a folder by plain transformers."""
@@ -284,7 +359,8 @@ def check_folder(eager, folder):
     assert extendable.check(native) == []
     own = trained_rope.read(native.to_dict(), native.model_type)
     changes = {}
-    if own.type not in trained_rope.KEPT and "yarn" not in unscaled(native.model_type):
+    scalable = own.type not in trained_rope.KEPT and "yarn" not in unscaled(native.model_type)
+    if scalable and hybrids.rotates(native):
         length = 2 * int(own.reach)
         changes = {
             "rope_parameters": trained_rope.extended(own, {"rope_type": "auto"}, length),
@@ -297,9 +373,8 @@ def check_folder(eager, folder):
     plain = AutoModelForCausalLM.from_pretrained(
         folder / "extended", attn_implementation="eager"
     ).eval()
-    assert (
-        type(plain) is type(eager) and plain.config.rope_parameters == ours.config.rope_parameters
-    )
+    rope = [getattr(model.config, "rope_parameters", None) for model in (plain, ours)]
+    assert type(plain) is type(eager) and rope[0] == rope[1]
     ids = torch.randint(3, VOCABULARY, (2, TOKENS))
     assert_equal(ours(ids).logits, plain(ids, attention_mask=torch.ones_like(ids)).logits)
 
@@ -357,16 +432,40 @@ def check_family(family, monkeypatch, tmp_path):
     check_logits(eager, ours)
     check_generation(eager, ours)
     check_training(eager, ours)
+    if decoder_configuration.carries_state(ours.config):
+        check_documents(ours)
+        check_pieces(ours)
     check_foretold(ours, monkeypatch)
     check_positions(family)
-    check_angles(ours)
-    check_scaling(eager, ours)
+    if hybrids.rotates(ours.config):
+        check_angles(ours)
+        check_scaling(eager, ours)
+    else:
+        check_without_positions(eager.config)
     check_folder(eager, tmp_path)
 
 
 def test_what_people_have_is_computed():
-    computed = {family for family in families() if not extendable.check(tiny_config(family))}
-    assert set(WANTED) <= computed and len(computed) >= 35
+    computed = set(families_page.taken())
+    assert {*WANTED, *HYBRIDS} & set(families()) <= computed and len(computed) >= 35
+
+
+def test_the_page_says_what_is_computed():
+    page = families_page.PAGE.read_text()
+    if f"(transformers {transformers.__version__})" not in page:
+        pytest.skip(f"the page is of another version than {transformers.__version__}")
+    assert page == families_page.with_table(page)
+    counts = len(families_page.taken()), len(families()) - len(families_page.taken())
+    assert (
+        f"has {counts[0]} that are taken, {len(HYBRIDS)} of them hybrids," in OF_MODELS.read_text()
+    )
+    assert f"and {counts[1]} that are refused" in OF_MODELS.read_text()
+    taken_hybrids = [
+        name
+        for name in families_page.taken()
+        if decoder_configuration.carries_state(tiny_config(name))
+    ]
+    assert sorted(taken_hybrids) == sorted(HYBRIDS)
 
 
 @pytest.mark.parametrize("family", ["gemma2", "granite", "qwen3"])
@@ -484,7 +583,10 @@ REFUSED = {
     "output_router_logits": tiny_config("mixtral", output_router_logits=True),
     "see later ones": tiny_config("gemma2", use_bidirectional_attention=True),
     "layers of other kinds": tiny_config("deepseek_v32"),
-    "linear_attention": tiny_config("qwen3_next"),
+    "an indexer scores all keys": tiny_config("glm_moe_dsa"),
+    "none of its layers is attention": tiny_config("falcon_mamba"),
+    "outside transformers' caches": tiny_config("minimax"),
+    "without a state (mamba_inner_fn, selective_scan_fn)": tiny_config("jamba"),
     "code that takes no other": tiny_config("falcon"),
 }
 

@@ -8,6 +8,7 @@ from transformers import PreTrainedConfig
 
 from tape_ds.encodings import trained_rope
 from tape_ds.errors import raise_if_any
+from tape_ds.models import hybrids
 from tape_ds.models.files import hub
 from tape_ds.models.files.config_file import SMOLLM2
 from tape_ds.models.flops import DecoderShape, decoder_shape
@@ -28,7 +29,8 @@ class BaseModel:
 
     @cached_property
     def rope(self) -> trained_rope.TrainedRope:
-        return trained_rope.read(self.config.to_dict(), self.name)
+        rope = trained_rope.read(self.config.to_dict(), self.name)
+        return replace(rope, is_used=hybrids.rotates(self.config))
 
     @property
     def shape(self) -> DecoderShape:

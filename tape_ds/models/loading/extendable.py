@@ -16,7 +16,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from tape_ds.encodings import trained_rope
 from tape_ds.encodings.trained_rope import of_full
 from tape_ds.errors import Problem, UserError, is_main_process, raise_if_any
-from tape_ds.models import class_frequencies, convert, decoder, decoder_configuration, gptj
+from tape_ds.models import class_frequencies, convert, decoder, decoder_configuration, gptj, hybrids
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.decoder import ExtendedDecoder
 from tape_ds.models.files import exact, gguf_header, json_file
@@ -153,13 +153,19 @@ def check(native: PreTrainedConfig) -> list[Problem]:
     configuration was read as."""
     if not by_own_class(native):
         return []
-    return decoder_configuration.check(native) or class_frequencies.check(native)
+    return (
+        decoder_configuration.check(native)
+        or hybrids.check(native)
+        or class_frequencies.check(native)
+    )
 
 
 def configure(native: PreTrainedConfig, **changes: Any) -> Config:
     """Return the configuration of the extended model: the native one's sizes, and ``changes`` to its fields."""
     if not by_own_class(native):
         return convert.tape_config(native, **changes)
+    if changes.get("rope_parameters") is not None and not hybrids.rotates(native):
+        hybrids.check_unrotated(native, changes.pop("rope_parameters"))
     config = decoder_configuration.configure(native, **changes)
     if rope_parameters := changes.get("rope_parameters"):
         raise_if_any(class_frequencies.check_extended(native, config, of_full(rope_parameters)))

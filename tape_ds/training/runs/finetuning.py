@@ -249,11 +249,13 @@ class Finetuning(Run):
 
 def reach(base: BaseModel, config: Config) -> float:
     """Return the tokens of a text that a base model, used as ``config``, has rotary angles for; infinite for another
-    encoding, or RoPE that is scaled by the text's length."""
-    rope = config.rope_parameters or {}
-    if getattr(
-        config, "position_encoding", model_config.PLAIN
-    ) != model_config.PLAIN or scaling.is_dynamic(rope):
+    encoding, attention without positions, or RoPE that is scaled by the text's length."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    is_plain = (
+        getattr(config, "position_encoding", model_config.PLAIN) == model_config.PLAIN
+        and base.rope.is_used
+    )
+    if not is_plain or scaling.is_dynamic(rope):
         return math.inf
     return base.rope.reach
 

@@ -53,6 +53,27 @@ FAMILIES = {
     "mistral": {"sliding_window": 12},
 }
 """What each computes that a Llama does not is reached within a text."""
+_STATE = {
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+_MAMBA = {
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 8,
+    "n_groups": 2,
+    "chunk_size": 16,
+}
+HYBRIDS = {
+    "qwen3_5_text": _STATE
+    | {"head_dim": 8, "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
+    # without positions in attention
+    "nemotron_h": _MAMBA
+    | {"head_dim": 8, "layer_types": ["linear_attention", "full_attention", "mlp"]},
+}
 POSE = {
     "rope_parameters": '{"rope_type": "yarn"}',
     "pose_chunks": 2,

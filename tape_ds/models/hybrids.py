@@ -1,0 +1,113 @@
+"""Check hybrids by what their class builds: attention, and layers that carry a state
+(:mod:`tape_ds.models.recurrent`)."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedConfig
+
+from tape_ds.encodings import trained_rope
+from tape_ds.errors import Problem, UserError
+from tape_ds.models import decoder, recurrent
+from tape_ds.models.decoder_configuration import STATE_LAYERS, carries_state, layer_kinds
+
+_REMEDY = "give another model"
+
+
+class Built:
+    """What the class of a hybrid builds, without weights."""
+
+    def __init__(self, native: PreTrainedConfig):
+        model = decoder.on_meta(native)
+        self.carriers = {
+            path: recurrent.native(module) for path, module in recurrent.carriers(model).items()
+        }
+        self.rotates = bool(decoder.rotary_modules(model))
+
+
+_built: dict[str, Built] = {}
+
+
+def built(native: PreTrainedConfig) -> Built:
+    key = f"{native.model_type} {native.to_json_string(use_diff=False)}"
+    if key not in _built:
+        _built[key] = Built(native)
+    return _built[key]
+
+
+def check(native: PreTrainedConfig) -> list[Problem]:
+    """Return why documents cannot reach the layers of a hybrid that carry a state. The configuration must have passed
+    :func:`tape_ds.models.decoder_configuration.check`."""
+    if not carries_state(native):
+        return []
+    try:
+        carriers = built(native).carriers
+    except Exception:  # tape_ds.models.class_frequencies says with which reason
+        return []
+    layers = sum(kind in STATE_LAYERS for kind in layer_kinds(native))
+    kinds = set(carriers.values())
+    unmasked = sorted(kind.__name__ for kind in kinds if not _takes_mask(kind))
+    forgetting = sorted(
+        {function for kind in kinds for function in recurrent.without_documents(kind)}
+    )
+    wrong = ""
+    if len(carriers) < layers:
+        wrong = "its layers keep their state outside transformers' caches: a text that is padded, or read in pieces,"
+        wrong += " would get another one"
+    elif len(carriers) > layers:
+        wrong = "its layers carry several states each"
+    elif unmasked:
+        wrong = f"its layers that carry a state do not learn of padding ({', '.join(unmasked)})"
+    elif forgetting:
+        wrong = (
+            f"its functions begin each piece of a text without a state ({', '.join(forgetting)})"
+        )
+    if not wrong:
+        return []
+    return [
+        Problem(
+            "model",
+            native.name_or_path or native.model_type,
+            f"{native.model_type}: {wrong}",
+            _REMEDY,
+        )
+    ]
+
+
+def _takes_mask(kind: type[nn.Module]) -> bool:
+    return any(name.endswith("mask") for name in inspect.signature(kind.forward).parameters)
+
+
+def rotates(native: PreTrainedConfig) -> bool:
+    """Return whether the attention of a decoder has RoPE: that of some hybrids has no positions."""
+    return not carries_state(native) or built(native).rotates
+
+
+def check_unrotated(native: PreTrainedConfig, rope_parameters: Mapping[str, Any]) -> None:
+    """Raise UserError for other RoPE parameters than those that a hybrid without RoPE is read to have."""
+    name = native.name_or_path or native.model_type
+    if dict(rope_parameters) != dict(trained_rope.read(native.to_dict(), name).parameters):
+        kind = rope_parameters["rope_type"]
+        raise UserError(
+            Problem(
+                "rope_parameters.rope_type",
+                kind,
+                f"{name}: {trained_rope.WITHOUT}",
+                "rope_parameters: {}",
+            )
+        )
+
+
+def lines(config: PreTrainedConfig) -> dict[str, str]:
+    """Return what a run and its dry run say of a hybrid, by the names of their lines; nothing of another model."""
+    if not carries_state(config):
+        return {}
+    carriers = built(config).carriers
+    how = recurrent.described(carriers.values())
+    planned = "their memory is planned as torch alone needs it, in the mean of all layers"
+    found = {"recurrent layers": f"{len(carriers)} of {config.num_hidden_layers}: {how}; {planned}"}
+    if not built(config).rotates:
+        found["encoding"] = trained_rope.WITHOUT
+    return found
