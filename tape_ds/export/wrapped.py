@@ -25,7 +25,7 @@ from tape_ds.models.loading import wrapper
 
 CARD = "README.md"
 TOKENIZER_SETTINGS = "tokenizer_config.json"
-_NOT_THE_DECODER = ("_name_or_path", "architectures", "dtype", "torch_dtype")
+_NOT_THE_DECODER: tuple[str, ...] = ("_name_or_path", "architectures", "dtype", "torch_dtype")
 _NOT_THE_DECODER += ("transformers_version", "use_cache", "tie_word_embeddings")
 """Fields of a config.json that belong to the folder that it is in."""
 

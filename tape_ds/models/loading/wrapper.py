@@ -33,7 +33,7 @@ _READS_AHEAD = {
 """Wrapped decoders that compute something else of text than the decoder alone does."""
 _CHANGES_LOGITS_TOO = ("gemma4", "gemma4_unified")
 """Wrappers that change logits as their decoders do (caps, factors). Others leave that out, such as Cohere2 Vision."""
-KEPT = ("tokenizer*", "vocab*", "merges.txt", "*.model", "special_tokens_map.json")
+KEPT: tuple[str, ...] = ("tokenizer*", "vocab*", "merges.txt", "*.model", "special_tokens_map.json")
 KEPT += ("added_tokens.json", "chat_template*", weight_files.GENERATION)
 """Files of the wrapper's folder that belong to its text."""
 _ALONE = "give a folder as its publisher or save_pretrained wrote it"
