@@ -21,8 +21,8 @@ from tape_ds.config.kinds import KINDS
 from tape_ds.config.loading import load as load_recipe
 from tape_ds.errors import UserError
 from tape_ds.installation import ROOT
-from tape_ds.models.loading.base_model import open_base
-from tape_ds.training import model_config
+from tape_ds.targets.base import find_base
+from tape_ds.targets.find import known_target
 from tests.config.helpers import has_bitsandbytes
 from tests.config.test_frozen import FROZEN, lines, load
 from tests.data.conftest import build_tokenizer
@@ -200,12 +200,12 @@ def test_readme_s_command_takes_every_family(family, base):
     """Of Pythia, Phi-3, Mixtral and six others it had up to seven problems, one for each of a Llama's linear maps."""
     words = [*README, "--model", base(family), *SHORT]
     window = ["--rope_parameters.original_max_position_embeddings", "64"] if "linear" in family else []
-    opened = open_base(base(family))
+    opened = find_base(base(family))
     for given, maps in ([], FAMILIES[family][2].split()), (["--lora_targets", "null"], None):
         recipe = load_recipe([*words, *window, *given], kind=EXTENSION)
         train.describe(recipe)
-        chosen = model_config.with_targets(recipe, opened).method.lora_targets
-        expected = maps or [name for name, of_attention in model_config.linear_maps(opened).items() if of_attention]
+        chosen = known_target(recipe).recipe.method.lora_targets
+        expected = maps or [name for name, of_attention in opened.linear_maps.items() if of_attention]
         assert sorted(chosen) == sorted(expected)
 
 
@@ -250,7 +250,7 @@ def test_a_window_that_config_json_leaves_open_is_given_in_one_step(base):
         assert f"give {window} if " in problem.remedy
         recipe = load_recipe([*words, f"--{problem.field}", window], kind=EXTENSION)
         train.describe(recipe)
-        config = model_config.planned_config(recipe)
+        config = known_target(recipe).config
         assert (config.rope_parameters["rope_type"], config.rope_parameters["factor"]) == ("linear", factor)
 
 

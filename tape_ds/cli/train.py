@@ -7,17 +7,18 @@ mistake in recipe, arguments or files, nothing was started; 3 stopped by a guard
 
 import dataclasses
 import sys
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tape_ds.cli import recipe_help
 from tape_ds.config import command_line, deepspeed_config, kinds, loading
-from tape_ds.config.extension import ExtensionRecipe
-from tape_ds.config.finetuning import FinetuningRecipe
 from tape_ds.config.recipe import Recipe
 from tape_ds.distributed.rendezvous import report_failures
 from tape_ds.engines import table
 from tape_ds.errors import Problem, UserError, collecting, command, is_main_process, raise_if_any, redacted
 from tape_ds.models.files import config_file, hub
+
+if TYPE_CHECKING:
+    from tape_ds.models.loading.extendable import Config
 
 
 @command
@@ -44,7 +45,7 @@ def main(launcher: str, argv: list[str] | None = None) -> int:
     end_process(launch(recipe))
 
 
-def _memory(recipe: Recipe, config: Any) -> str:
+def _memory(recipe: Recipe, config: "Config | None") -> str:
     """Return the line about memory; UserError where a library cannot count it, such as torch for a tensor of more
     numbers than 64 bits can count."""
     from tape_ds.planning import recipe_job
@@ -63,23 +64,26 @@ def describe(recipe: Recipe) -> str:
     """Return the plan as lines of ``name: value``, for ``--dry_run``."""
     from tape_ds.export import config_json
     from tape_ds.planning import recipe_job
-    from tape_ds.training import compiled_ops, context_preview, device, earlier_run, library_checks, model_config
+    from tape_ds.targets.find import known_target
+    from tape_ds.training import compiled_ops, context_preview, device, earlier_run, library_checks
 
     problems = library_checks.check(recipe)
+    config = None
     with collecting(problems):
         # refuses what its model cannot do, also where nothing is trained
-        config = model_config.known_config(recipe)
-        model_config.check_weights(recipe, config)
+        target = known_target(recipe)
+        if target is not None:
+            target.check_weights()
+            config = target.config
     raise_if_any(problems)
     recipe = recipe_job.settle_here(recipe, config)
     lines = {"recipe": recipe.name, **recipe.outline()}
-    if config is not None and isinstance(recipe, ExtensionRecipe):
-        lines["served"] = f"after tape-ds export: {table.summary(config_json.planned(config))}"
-    if config is not None and isinstance(recipe, FinetuningRecipe):
-        short = recipe.note_of_length(recipe.data.max_tokens, config.max_position_embeddings)
-        if short is not None:
+    if target is not None:
+        if target.CHANGES_ANGLES:
+            lines["served"] = f"after tape-ds export: {table.summary(config_json.planned(target.config))}"
+        if (short := target.note_of_length()) is not None:
             lines["length"] = short
-    name = getattr(recipe.model, "model", None)  # a new model has none
+    name = recipe.base_name
     asked = name is not None and recipe.dry_run and config_file.is_on_hub(name)
     if asked and (why := hub.config(name).why_not):
         lines["model"] += f" (its config.json was not read: {why})"

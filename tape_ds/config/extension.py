@@ -93,6 +93,10 @@ class ExtensionRecipe(Recipe):
         return self.method.chosen.trains != "nothing"
 
     @property
+    def section_of_method(self) -> MethodSection:
+        return self.method
+
+    @property
     def trains_positions(self) -> bool:
         return self.trains and self.method.train_position and super().trains_positions
 

@@ -31,6 +31,8 @@ from tape_ds.models.loading import known_config
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
+    from tape_ds.config.method import MethodSection
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(ABC):
@@ -117,6 +119,11 @@ class Recipe(ABC):
         return {}
 
     @property
+    def base_name(self) -> str | None:
+        """The name or path of the pretrained model that it starts from; None of a new model."""
+        return getattr(self.model, "model", None)
+
+    @property
     def window(self) -> int:
         """Tokens per training sequence, at most."""
         return int(self.data.window)
@@ -125,6 +132,11 @@ class Recipe(ABC):
     def trains(self) -> bool:
         """Whether the run takes any steps."""
         return True
+
+    @property
+    def section_of_method(self) -> "MethodSection | None":
+        """What is trained of a model, and how; None: all of it, as it is."""
+        return None
 
     @property
     def trains_positions(self) -> bool:
@@ -239,10 +251,8 @@ class Recipe(ABC):
 
     @rule("model")
     def _base_is_there(self) -> Iterator[Problem]:
-        # a new model has none
-        base = getattr(self.model, "model", None)
-        if base is not None:
-            yield from known_config.check_model(base, online=self.dry_run)
+        if self.base_name is not None:
+            yield from known_config.check_model(self.base_name, online=self.dry_run)
 
     @rule(*("global_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps", SEQUENCE, TENSOR))
     def _batch(self) -> Iterator[Problem]:

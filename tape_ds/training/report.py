@@ -57,7 +57,7 @@ def begin(run: Run) -> results.Result:
         command=sys.argv,
         seed=arguments.seed,
         config=recipe.as_dict(),
-        data=run.fingerprints(held_out=True),
+        data=run.target.fingerprints(held_out=True),
         processes=arguments.world_size,
     )
 

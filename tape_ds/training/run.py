@@ -23,12 +23,10 @@ from tape_ds.checkpoint.load import Resumed
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.config import deepspeed_config
 from tape_ds.config.recipe import Recipe
-from tape_ds.data import sources
 from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.left_context import Buckets, ExactWeights, measure
 from tape_ds.data.mix import MixedSequences
 from tape_ds.data.order import collate
-from tape_ds.data.sources import weights
 from tape_ds.distributed.cuts import whole_numel
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import raise_if_any
@@ -37,11 +35,12 @@ from tape_ds.methods.distillation import Teacher
 from tape_ds.models import decoder
 from tape_ds.models.flops import training_flops_per_token
 from tape_ds.models.loading import extendable
-from tape_ds.models.loading.base_model import BaseModel
 from tape_ds.planning.prediction import Plan
 from tape_ds.resilience.stopping import StopRequest
 from tape_ds.run_folder import METRICS, RESULTS, TRAINED
 from tape_ds.scoring import inspection
+from tape_ds.targets.base import BaseModel
+from tape_ds.targets.target import Target
 from tape_ds.training import library_checks, parameter_groups
 from tape_ds.training.callbacks import (
     ApplyMemorySavings,
@@ -65,8 +64,9 @@ class Run(ABC):
 
     recipe: Any
     """The kind's own subclass of :class:`Recipe`, checked."""
+    target: Target[Recipe]
     base: BaseModel | None = None
-    """The pretrained model that it starts from."""
+    """The pretrained model that it starts from, with its weights."""
     config: extendable.Config
     """Configuration of the model that is trained."""
     tokenizer: PreTrainedTokenizerBase
@@ -90,11 +90,6 @@ class Run(ABC):
     """Exact names of the trained parameters."""
     teacher: Teacher | None = None
     """The model that the trained one is kept near, see :mod:`tape_ds.methods.distillation`."""
-
-    @classmethod
-    @abstractmethod
-    def resolve(cls, recipe: Any, base: Any) -> Self:
-        """Resolve the model that a recipe trains: its tokenizer and configuration."""
 
     @abstractmethod
     def read_data(self) -> Self:
@@ -122,12 +117,6 @@ class Run(ABC):
     @abstractmethod
     def show(self) -> None:
         """Print the scores, and draw them into the results' folder."""
-
-    def fingerprints(self, *, held_out: bool = False) -> dict[str, str]:
-        """Return the fingerprint of each source of training data, with ``held_out`` of evaluation data too, by spec."""
-        data = self.recipe.data
-        specs = weights.specs_of(data.train_data) if self.recipe.trains or held_out else []
-        return {spec: sources.parse(spec).fingerprint() for spec in [*specs, *data.eval_data * held_out]}
 
     @property
     def output(self) -> Path:

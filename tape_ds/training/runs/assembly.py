@@ -14,7 +14,7 @@ from tape_ds import checkpoint
 from tape_ds.checkpoint import load
 from tape_ds.config import deepspeed_config
 from tape_ds.config.extension import ExtensionRecipe
-from tape_ds.config.finetuning import ChatRecipe, FinetuningRecipe, ScrollsRecipe
+from tape_ds.config.finetuning import ChatRecipe, ScrollsRecipe
 from tape_ds.config.generated import GeneratedRecipe
 from tape_ds.config.pretraining import PretrainingRecipe
 from tape_ds.config.recipe import Recipe
@@ -24,14 +24,14 @@ from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.distributed.shared_reading import identify_together
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.methods.prepare import prepare
-from tape_ds.models.loading import extendable
-from tape_ds.models.loading.base_model import open_base
+from tape_ds.models.loading.extendable import Config
 from tape_ds.planning import hardware, search
 from tape_ds.planning.prediction import Plan
 from tape_ds.planning.recipe_job import job_of, settle_here
 from tape_ds.resilience import run_lock
 from tape_ds.run_folder import FINISHED, read
-from tape_ds.training import device, earlier_run, identity
+from tape_ds.targets.target import Target
+from tape_ds.training import earlier_run, identity
 from tape_ds.training.environment import join_process_group, say
 from tape_ds.training.finite_weights import require_finite_weights
 from tape_ds.training.run import Run
@@ -53,37 +53,34 @@ class NothingToDo(Exception):  # noqa: N818 - nothing went wrong
     """Raised on all ranks where ``resume: auto`` meets a finished run."""
 
 
-def assemble(recipe: Recipe) -> Run:
+def assemble(target: Target[Recipe]) -> Run:
     """Build everything up to the trainer. Raises UserError on all ranks alike, and :class:`NothingToDo`."""
-    base = None
-    if isinstance(recipe, ExtensionRecipe | FinetuningRecipe):
-        base = open_base(recipe.model.model)
-    kind = KINDS[type(recipe)]
-    run = kind.resolve(recipe, base)
-    run = replace(run, recipe=settle_here(run.recipe, run.config))
+    recipe = settle_here(target.recipe, target.config)
     # what can be refused by small files was: 140 GB of a large base are fetched for a run that can start
-    raise_if_any(earlier_run.check_folder(run.recipe, others_only=True))
-    if base is not None:
-        base = base.fetched()
-        run = replace(run, base=base)
-        extendable.check_weights(base.folder, run.config)
+    raise_if_any(earlier_run.check_folder(recipe, others_only=True))
+    fetched = target.fetch()
+    run = KINDS[type(recipe)](
+        recipe=recipe,
+        target=target,
+        base=fetched.base,
+        config=fetched.config,
+        tokenizer=fetched.tokenizer,
+        identity=fetched.identity,
+    )
     run = _start(run)
     if run.resumed is not None:
         _require_same_run(run, run.resumed)
     # a finished run has nothing to do on any device, so this comes after it
-    run = require_room(run)
+    run = replace(run, plan=require_room(recipe, run.config, run.rank_sync))
 
     # hours where text is tokenised, so everything that can refuse a run comes before
     run = run.read_data()
     run = replace(run, exact_weights=run.measure_weights())
     # after the process group: under ZeRO-3 weights are sharded as they are made or loaded
-    section = None
-    if isinstance(run.recipe, ExtensionRecipe):
-        section = run.recipe.method
     model = run.load_model()
-    if base is not None and run.resumed is None:
-        require_finite_weights(model, "model", base.name, run.rank_sync)
-    prepared = prepare(run.method, model, section)
+    if run.base is not None and run.resumed is None:
+        require_finite_weights(model, "model", run.base.name, run.rank_sync)
+    prepared = prepare(run.method, model, recipe.section_of_method)
     run = replace(run, model=prepared.model, names=prepared.names)
     return replace(run, teacher=run.load_teacher())
 
@@ -121,9 +118,9 @@ def _identity_of_data(run: Run, rank_sync: RankSync) -> dict[str, str]:
     """Return the identity of the training data, which all ranks read together and compare."""
     found: dict[str, str] = {}
     problems: list[Problem] = []
-    identify_together(run.fingerprints, rank_sync)
+    identify_together(run.target.fingerprints, rank_sync)
     try:
-        found = identity.of_data(run.fingerprints())
+        found = identity.of_data(run.target.fingerprints())
     except UserError as error:
         problems = error.problems
     raise_if_any(from_all_ranks(problems, rank_sync))
@@ -189,7 +186,7 @@ def _require_same_run(run: Run, resumed: load.Resumed) -> None:
     if any(difference.name.startswith("data") for difference in found):
         # checkpoints of older versions know large files by their time of change
         with dated_identities():
-            dated = identity.differences(saved, {**run.identity, **identity.of_data(run.fingerprints())})
+            dated = identity.differences(saved, {**run.identity, **identity.of_data(run.target.fingerprints())})
         if not any(difference.name.startswith("data") for difference in dated):
             found = dated
     raise_if_any(from_all_ranks(identity.problems(resumed.folder, found, recipe.safety.resume_anyway), rank_sync))
@@ -202,13 +199,9 @@ def _require_same_run(run: Run, resumed: load.Resumed) -> None:
             say(line)
 
 
-def require_room(run: Run) -> Run:
-    """Check that the run fits the GPUs of this machine, or is small enough for a CPU; return it with the prediction of
-    its memory."""
-    recipe = run.recipe
-    config = run.config
-    rank_sync = run.rank_sync
+def require_room(recipe: Recipe, config: Config, rank_sync: RankSync) -> Plan:
+    """Check that a run fits the GPUs of this machine; return the prediction of its memory."""
     plan = Plan(job_of(recipe, config, rank_sync.world, hardware.gpu_at_hand()))
     problems = search.refusal(plan) if recipe.trains and not recipe.memory.force else []
-    raise_if_any(from_all_ranks([*problems, *device.check(recipe, config)], rank_sync))
-    return replace(run, plan=plan)
+    raise_if_any(from_all_ranks(problems, rank_sync))
+    return plan

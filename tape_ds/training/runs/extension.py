@@ -27,14 +27,13 @@ from tape_ds.methods.distillation import Teacher
 from tape_ds.models import convert
 from tape_ds.models.files.config_file import family_note
 from tape_ds.models.loading import extendable
-from tape_ds.models.loading.base_model import BaseModel
 from tape_ds.results import UNTOUCHED, UNTRAINED, WITHOUT_UPDATES
 from tape_ds.run_folder import RESULTS
 from tape_ds.scoring import plots, tables
 from tape_ds.scoring.passkey import PASSKEYS
 from tape_ds.scoring.ruler_questions import HAYSTACK, RULER, RulerQuestion
 from tape_ds.scoring.span_losses import SpanLosses
-from tape_ds.training import model_config
+from tape_ds.targets.base import BaseModel
 from tape_ds.training.held_out import EvalDocument, Variant, loss_by_position, read_scores
 from tape_ds.training.retrieval import Retrieval, draw_ruler, rows_of
 from tape_ds.training.run import Run, sample_count, weights_dtype
@@ -51,15 +50,6 @@ class Extension(Run):
     prompts: list[passkey.PasskeyQuestion] = field(default_factory=list)
     """Each hides a number that the model is asked for."""
     ruler: list[RulerQuestion] = field(default_factory=list)
-
-    @classmethod
-    def resolve(cls, recipe: ExtensionRecipe, base: BaseModel) -> "Extension":
-        model_config.require_fit(recipe, base)
-        recipe = model_config.with_targets(recipe, base)
-        tokenizer = tokenizers.load_tokenizer(base.folder, "model")
-        raise_if_any(convert.check_rows(base.config, tokenizer))
-        config = model_config.extended(recipe, base, tokenizer)
-        return cls(recipe=recipe, base=base, config=config, tokenizer=tokenizer)
 
     def read_data(self) -> "Extension":
         recipe = self.recipe
@@ -109,7 +99,7 @@ class Extension(Run):
         base = self.base
         if not method.distill:
             return None
-        config = model_config.as_it_is(base.config, self.recipe.model.attention_backend)
+        config = base.as_it_is(self.recipe.model.attention_backend)
         model = extendable.load(base.folder, config, dtype=weights_dtype(self.arguments, trains=False))
         return Teacher(model.to(self.arguments.device), base.length, method.distill_weight)
 

@@ -3,7 +3,6 @@
 Sequences hold prompts and answers, and answers alone are targets; held-out answers are scored before and after.
 """
 
-import hashlib
 import json
 import math
 from abc import abstractmethod
@@ -20,31 +19,28 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from tape_ds import encodings, paths, storage
-from tape_ds.config.finetuning import HELD_OUT, TRAIN, ChatRecipe, FinetuningRecipe
-from tape_ds.data import sources
+from tape_ds.config.finetuning import HELD_OUT, TRAIN
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.bad_rows import BadRows
-from tape_ds.data.chat import conversations, template
 from tape_ds.data.chat import sequences as chat_sequences
+from tape_ds.data.chat import template
 from tape_ds.data.chat.sequences import CutConversations
 from tape_ds.data.order import AnswerSequences
-from tape_ds.data.scrolls import examples
 from tape_ds.data.scrolls import sequences as scrolls_sequences
 from tape_ds.data.scrolls.sequences import CutText
 from tape_ds.data.selection import spread, token_counts
-from tape_ds.data.tokenized import FIELD_OF
 from tape_ds.distributed.distributed_map import distributed_map
 from tape_ds.encodings import scaling
-from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.models import convert
+from tape_ds.errors import Problem, UserError
 from tape_ds.models.loading import extendable
-from tape_ds.models.loading.base_model import BaseModel
 from tape_ds.models.loading.extendable import Config
 from tape_ds.run_folder import RESULTS
 from tape_ds.scoring import answers, tables
 from tape_ds.scoring.answers import AnswerLoss, Prompt
 from tape_ds.scoring.ruler_questions import HAYSTACK, RULER, RulerQuestion
-from tape_ds.training import identity, model_config
+from tape_ds.targets.base import PLAIN, BaseModel
+from tape_ds.targets.finetuning import finetuned
+from tape_ds.training import identity
 from tape_ds.training.held_out import ScoredAround, Variants
 from tape_ds.training.retrieval import Retrieval, draw_ruler, rows_of
 from tape_ds.training.run import Run, sample_count, weights_dtype
@@ -104,25 +100,6 @@ class Finetuning(Run):
             sequences, or of the conversations packed into them.
         """
 
-    @classmethod
-    def resolve(cls, recipe: FinetuningRecipe, base: BaseModel) -> Self:
-        model_config.require_fit(recipe, base)
-        tokenizer = tokenizers.load_tokenizer(base.folder, "model")
-        problems = convert.check_rows(base.config, tokenizer)
-        if isinstance(recipe, ChatRecipe):
-            problems += template.give(tokenizer, recipe.data.chat_template, recipe.model.model)
-        elif tokenizer.eos_token_id is None:
-            wrong = "its tokenizer has no EOS token, so no answer could end"
-            remedy = "give a model whose tokenizer names its eos_token"
-            problems.append(Problem("model", recipe.model.model, wrong, remedy))
-        raise_if_any(problems)
-        decides = {}
-        if isinstance(recipe, ChatRecipe):
-            # the model's own template, or the recipe's
-            decides["chat_template"] = hashlib.sha256(tokenizer.get_chat_template().encode()).hexdigest()
-        config = model_config.finetuned(recipe, base.config)
-        return cls(recipe=recipe, base=base, config=config, tokenizer=tokenizer, identity=decides)
-
     def read_data(self) -> Self:
         recipe = self.recipe
         # a chat template may write today's date: a resumed run keeps that of its first start
@@ -145,7 +122,7 @@ class Finetuning(Run):
             notes["length"] = short
         return replace(
             run,
-            config=model_config.finetuned(recipe, self.base.config, longest),
+            config=finetuned(recipe, self.base, longest),
             sequences=sequences,
             ruler=draw_ruler(self.tokenizer, recipe.ruler),
             notes=notes,
@@ -243,7 +220,7 @@ def reach(base: BaseModel, config: Config) -> float:
     """Return the tokens of a text that a base model, used as ``config``, has rotary angles for; infinite for another
     encoding, or RoPE that is scaled by the text's length."""
     rope = config.rope_parameters or {}
-    if getattr(config, "position_encoding", model_config.PLAIN) != model_config.PLAIN or scaling.is_dynamic(rope):
+    if getattr(config, "position_encoding", PLAIN) != PLAIN or scaling.is_dynamic(rope):
         return math.inf
     return base.rope.reach
 
@@ -251,16 +228,6 @@ def reach(base: BaseModel, config: Config) -> float:
 @dataclass(frozen=True, kw_only=True)
 class ScrollsTuning(Finetuning):
     """A run that learns to answer the questions of one data set."""
-
-    def fingerprints(self, *, held_out: bool = False) -> dict[str, str]:
-        data = self.recipe.data
-        splits = [TRAIN]
-        if held_out and data.eval_examples:
-            splits.append(HELD_OUT)
-        prints = {}
-        for split in splits:
-            prints[f"scrolls:{data.dataset}/{split}"] = examples.fingerprint(data.dataset, split, data.data_dir)
-        return prints
 
     def tokenise(self, day: date) -> tuple[Self, Dataset, np.ndarray]:
         # a training sequence for each reference answer; of the held-out questions one for each
@@ -297,17 +264,6 @@ class ChatTuning(Finetuning):
 
     SERVING = chat_sequences.ChatSequences
     TEXTS = "conversations"
-
-    def fingerprints(self, *, held_out: bool = False) -> dict[str, str]:
-        data = self.recipe.data
-        found = {}
-        for split, specs in {"train": data.train_data, "heldout": data.eval_data}.items():
-            if split == "heldout" and not (held_out and data.eval_examples):
-                continue
-            for spec in specs:
-                source = sources.parse(conversations.completed(spec), FIELD_OF[split])
-                found[f"chat:{spec}/{split}"] = conversations.fingerprint(source, split)
-        return found
 
     def tokenise(self, day: date) -> tuple[Self, Dataset, np.ndarray]:
         # packed training sequences, and every answer of the conversations that are held out

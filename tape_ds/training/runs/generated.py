@@ -12,14 +12,10 @@ from typing import Any
 from transformers import TrainerCallback
 
 from tape_ds import encodings
-from tape_ds.config.generated import GeneratedRecipe
-from tape_ds.config.scale import check_model
 from tape_ds.data.generated.arithmetic import ArithmeticTask
 from tape_ds.data.generated.sequences import GeneratedSequences
-from tape_ds.data.generated.task import GeneratedSample, Test, tokenizer_of
+from tape_ds.data.generated.task import GeneratedSample, Test
 from tape_ds.distributed.distributed_map import distributed_map
-from tape_ds.errors import raise_if_any
-from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.llama import evaluated_at
 from tape_ds.run_folder import RESULTS
 from tape_ds.scoring import exact_match, tables
@@ -36,12 +32,6 @@ SEED = 0
 class GeneratedRun(Run):
     """A run on arithmetic, where an answer is right as a whole, or on addressing, where each token of it counts."""
 
-    @classmethod
-    def resolve(cls, recipe: GeneratedRecipe, base: None) -> "GeneratedRun":
-        config = TapeConfig(**recipe.configuration())
-        raise_if_any(check_model(recipe.scale, config))
-        return cls(recipe=recipe, config=config, tokenizer=tokenizer_of(recipe.lengths.task))
-
     def read_data(self) -> "GeneratedRun":
         recipe = self.recipe
         sequences = GeneratedSequences(  # nothing is read: they are drawn as needed
@@ -56,11 +46,6 @@ class GeneratedRun(Run):
     @property
     def is_arithmetic(self) -> bool:
         return isinstance(self.recipe.lengths.task, ArithmeticTask)
-
-    def fingerprints(self, *, held_out: bool = False) -> dict[str, str]:
-        task = self.recipe.lengths.task
-        kind = "arithmetic" if self.is_arithmetic else "addressing"
-        return {f"{kind}:{task.name}": task.fingerprint(self.recipe.lengths.trained)}
 
     @cached_property
     def held_out(self) -> list[tuple[Test, list[GeneratedSample]]]:

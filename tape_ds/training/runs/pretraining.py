@@ -8,7 +8,6 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from tape_ds import encodings, paths
 from tape_ds.config.pretraining import PretrainingRecipe
-from tape_ds.config.scale import check_model
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.mix import MixedSequences, mix
@@ -19,8 +18,7 @@ from tape_ds.data.selection import select
 from tape_ds.data.sources import generated, weights
 from tape_ds.data.stream import StreamedSequences
 from tape_ds.data.tokenized import scored_rows
-from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.models.configuration import TapeConfig
+from tape_ds.errors import Problem, UserError
 from tape_ds.scoring import tables
 from tape_ds.training.held_out import EvalDocument, ScoredAfter, perplexities, read_perplexities
 from tape_ds.training.run import Run, sample_count
@@ -35,25 +33,6 @@ class Pretraining(Run):
     held_out: list[EvalDocument] = field(default_factory=list)
     left_out: int = 0
     """Held-out documents that are too short for the longest length."""
-
-    @classmethod
-    def resolve(cls, recipe: PretrainingRecipe, base: None) -> "Pretraining":
-        data = recipe.data
-        size = recipe.model.vocab_size
-        # one trained on its data, and cached
-        if data.tokenizer is None:
-            assert size is not None, "checked with the recipe"
-            cache = paths.data_cache(data.data_cache)
-            specs = generated.written_text(weights.specs_of(data.train_data))
-            tokenizer = tokenizers.cached(specs, size, cache, data.skip.bad_rows)
-        else:
-            tokenizer = tokenizers.load_tokenizer(data.tokenizer)
-            if size is not None and size != len(tokenizer):
-                wrong = f"the tokenizer {data.tokenizer} has {len(tokenizer)} entries"
-                raise UserError(Problem("vocab_size", size, wrong, "leave it out"))
-        config = TapeConfig(**recipe.configuration(tokenizer))
-        raise_if_any(check_model(recipe.scale, config))
-        return cls(recipe=recipe, config=config, tokenizer=tokenizer)
 
     def read_data(self) -> "Pretraining":
         recipe = self.recipe

@@ -18,6 +18,7 @@ from tape_ds.errors import UserError
 from tape_ds.models import convert
 from tape_ds.models.files import exact, weight_files
 from tape_ds.models.loading import extendable, known_config
+from tape_ds.targets.find import find_target
 from tape_ds.training.runs import assembly
 from tests.config import loads
 from tests.models import tiny_decoders
@@ -253,4 +254,4 @@ def test_a_run_and_its_dry_run_compare_the_weights_first(plain, tmp_path, monkey
         train.describe(recipe)
     monkeypatch.setattr(assembly, "_start", lambda run: pytest.fail("it joined the job"))
     with pytest.raises(UserError, match="without a place: module"):
-        assembly.assemble(recipe)
+        assembly.assemble(find_target(recipe))

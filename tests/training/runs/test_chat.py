@@ -17,12 +17,11 @@ from tape_ds.scoring import answers
 from tape_ds.scoring.generation import ends_of
 from tape_ds.training.run import build_trainer
 from tape_ds.training.runs import finetuning
-from tape_ds.training.runs.assembly import assemble
 from tape_ds.training.runs.finetuning import _ends
 from tests.config.loads import chat
 from tests.data.chat.chatml import CHATML, DATED, MARKED, conversation, tokenizer, write
 from tests.models.helpers import tiny_config
-from tests.training.runs.helpers import complete, flags, refusals
+from tests.training.runs.helpers import assemble, complete, flags, refusals
 
 ENCODINGS = ("tape", "alibi", "sincos")
 TALKS = [

@@ -14,12 +14,11 @@ from tape_ds.errors import UserError
 from tape_ds.models.files import hub, weight_files
 from tape_ds.training import report
 from tape_ds.training.run import build_trainer
-from tape_ds.training.runs.assembly import assemble
 from tests import hub_cache
 from tests.config.loads import extension as load
 from tests.integration.conftest import make_tiny
 from tests.models.helpers import randomised, tiny_config, tokens
-from tests.training.runs.helpers import complete, flags, refusals
+from tests.training.runs.helpers import assemble, complete, flags, refusals
 
 TEXT = "one two three four five six seven eight nine ten eleven twelve\n" * 60
 

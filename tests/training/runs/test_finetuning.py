@@ -11,14 +11,13 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from tape_ds import TapeForCausalLM, encodings
 from tape_ds.data.order import collate
 from tape_ds.errors import Problem, UserError
-from tape_ds.models.loading.base_model import BaseModel
+from tape_ds.targets.base import BaseModel
 from tape_ds.training.run import build_trainer
 from tape_ds.training.runs import assembly, finetuning
-from tape_ds.training.runs.assembly import assemble
 from tests.config.loads import scrolls as load
 from tests.data.conftest import build_tokenizer
 from tests.models.helpers import tiny_config
-from tests.training.runs.helpers import flags, refusals
+from tests.training.runs.helpers import assemble, flags, refusals
 
 PLACES = ["mill", "harbour", "archive", "quarry"]
 
@@ -180,7 +179,7 @@ def problems(place, **changes):
 
 def test_a_run_that_does_not_fit_is_refused_before_its_text_is_tokenised(place, monkeypatch):
     """It came after hours of it."""
-    monkeypatch.setattr(assembly.device, "check", lambda *_: [Problem("memory", "1 GiB", "too little", "more")])
+    monkeypatch.setattr(assembly.search, "refusal", lambda *_: [Problem("memory", "1 GiB", "too little", "more")])
     monkeypatch.setattr(finetuning.ScrollsTuning, "tokenise", lambda *_: pytest.fail("tokenised"))
     with pytest.raises(UserError, match="too little"):
         assemble(recipe(place))

@@ -16,10 +16,9 @@ from tape_ds.models.llama import evaluated_at
 from tape_ds.scoring.losses import score_blocks
 from tape_ds.training.held_out import perplexities
 from tape_ds.training.run import build_trainer
-from tape_ds.training.runs.assembly import assemble
 from tape_ds.training.runs.pretraining import SCORES
 from tests.config.loads import pretraining as load
-from tests.training.runs.helpers import complete, flags
+from tests.training.runs.helpers import assemble, complete, flags
 
 FUNCTION = "def function_{0}(value):\n    # adds {0}.\n    return value + {0}\n\n"
 

@@ -7,10 +7,9 @@ import pytest
 
 from tape_ds.errors import UserError
 from tape_ds.training.run import build_trainer
-from tape_ds.training.runs.assembly import assemble
 from tests.data.conftest import build_tokenizer
 from tests.data.sources import token_writers as write
-from tests.training.runs.helpers import complete
+from tests.training.runs.helpers import assemble, complete
 from tests.training.runs.test_pretraining import recipe
 
 DOCUMENTS = [[*np.random.default_rng(number).integers(5, 299, 20 + number % 50).tolist(), 1] for number in range(60)]

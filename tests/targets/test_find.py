@@ -1,4 +1,4 @@
-"""The configuration of the model that a recipe will train, looked at beforehand."""
+"""The model that a recipe trains, found from small files."""
 
 import pytest
 import torch
@@ -7,43 +7,46 @@ from safetensors.torch import save_file
 from tape_ds.errors import UserError
 from tape_ds.models.loading import extendable, model_folder
 from tape_ds.planning import shape
-from tape_ds.training import model_config
+from tape_ds.targets.base import find_base, known_base
+from tape_ds.targets.find import known_target, planned_target
+from tape_ds.targets.finetuning import finetuned
+from tape_ds.targets.published import configuration
 from tests.config import loads
 
 
 def test_a_folders_configuration_stands_in_for_the_recipes_model(tmp_path):
-    shape.published("meta-llama/Llama-2-13b-hf").save_pretrained(tmp_path)
+    configuration("meta-llama/Llama-2-13b-hf").save_pretrained(tmp_path)
     recipe = loads.extension(["--recipe", "llama2_7b_8k"], world_size=8)
     for given in (tmp_path, tmp_path / "config.json"):
-        assert model_config.planned_config(recipe, str(given)).hidden_size == 5120
-        assert model_config.planned_base(str(given)).config.hidden_size == 5120
+        assert planned_target(recipe, str(given)).config.hidden_size == 5120
+        assert find_base(str(given)).config.hidden_size == 5120
 
 
 def test_a_look_reads_no_model_that_is_not_at_hand(monkeypatch, tmp_path):
     """Neither the network nor an unpacked file: published sizes, or a folder's configuration, or nothing."""
     monkeypatch.setattr(model_folder, "resolve", lambda model: pytest.fail(model))
     monkeypatch.setattr("tape_ds.data.tokenizer.load_tokenizer", lambda tokenizer: pytest.fail(tokenizer))
-    assert model_config.known_config(loads.extension(["--model", "somebody/llama-11b"], world_size=1)) is None
-    assert model_config.known_config(loads.extension(["--model", "smollm2"], world_size=1)).hidden_size == 576
-    shape.published("meta-llama/Llama-2-13b-hf").save_pretrained(tmp_path)
+    assert known_target(loads.extension(["--model", "somebody/llama-11b"], world_size=1)) is None
+    assert known_target(loads.extension(["--model", "smollm2"], world_size=1)).config.hidden_size == 576
+    configuration("meta-llama/Llama-2-13b-hf").save_pretrained(tmp_path)
     save_file({"x": torch.ones(1)}, tmp_path / "model.safetensors")
     (tmp_path / "tokenizer.json").write_text("{}")
     local = loads.extension(["--recipe", "llama2_7b_8k", "--model", str(tmp_path)], world_size=1)
-    assert model_config.known_config(local).hidden_size == 5120
+    assert known_target(local).config.hidden_size == 5120
     own = loads.pretraining(["--recipe", "c4_155m_tape", "--tokenizer", "somebody/words", "--vocab_size", "null"], 1)
-    assert model_config.known_config(own) is None
+    assert known_target(own) is None
 
 
 def test_smollm2_is_planned_by_the_sizes_that_it_has():
     unpacked = extendable.read(model_folder.resolve("smollm2"))
     found = shape.sizes(extendable.configure(unpacked, position_encoding="rope"))
-    assert shape.sizes(shape.published("smollm2")) == found
+    assert shape.sizes(configuration("smollm2")) == found
 
 
 def test_a_base_that_has_the_encoding_keeps_its_options(tmp_path):
     """The planner counted the default rank, whatever the model had."""
-    shape.published("smollm2", position_encoding="tape", position_options={"rank": 5}).save_pretrained(tmp_path)
-    found = model_config.planned_config(loads.extension(["--method", "tape"], world_size=1), str(tmp_path))
+    configuration("smollm2", position_encoding="tape", position_options={"rank": 5}).save_pretrained(tmp_path)
+    found = planned_target(loads.extension(["--method", "tape"], world_size=1), str(tmp_path)).config
     assert found.position_options["rank"] == 5
 
 
@@ -52,29 +55,27 @@ def test_a_new_model_that_cannot_be_cut_is_refused_beforehand():
     words = ["--vocab_size", "3", "--tensor_parallel_size", "4", "--deepspeed", "zero1", "--global_batch_size", "8"]
     recipe = loads.pretraining(["--recipe", "tiny", "--position_encoding", "rope", *words], 4)
     with pytest.raises(UserError, match="tensor_parallel_size"):
-        model_config.known_config(recipe)
+        known_target(recipe)
 
 
 def test_log_scale_begins_at_the_length_that_a_model_has_natively(tmp_path):
     """It began at the target, and had no effect on any text that was trained."""
     words = ["--recipe", "smollm2_16k_lora", "--position_options", "{log_scale: all, log_scale_by: positions}"]
-    found = model_config.planned_config(loads.extension(words, world_size=1))
+    found = planned_target(loads.extension(words, world_size=1)).config
     assert found.max_position_embeddings == 16384
     assert found.position_options == {"log_scale": "all", "log_scale_by": "positions", "log_scale_from": 8192}
     own = [*words[:2], "--position_options", "{log_scale: all, log_scale_from: 4096}"]
-    assert model_config.planned_config(loads.extension(own, world_size=1)).position_options["log_scale_from"] == 4096
+    assert planned_target(loads.extension(own, world_size=1)).config.position_options["log_scale_from"] == 4096
 
 
 def test_a_model_keeps_the_length_where_its_log_scale_begins(tmp_path):
     """It moved with max_position_embeddings: an extended or fine-tuned model computed other scores than its base."""
-    shape.published("smollm2", position_encoding="rope", position_options={"log_scale": "all"}).save_pretrained(
-        tmp_path
-    )
+    configuration("smollm2", position_encoding="rope", position_options={"log_scale": "all"}).save_pretrained(tmp_path)
     kept = {"log_scale": "all", "log_scale_from": 8192}
     extended = loads.extension(["--recipe", "smollm2_16k_lora", "--position_options", "{}"], world_size=1)
-    assert model_config.planned_config(extended, str(tmp_path)).position_options == kept
-    base = model_config.planned_base(str(tmp_path)).config
-    tuned = model_config.finetuned(loads.chat(["--max_tokens", "16k"], world_size=1), base)
+    assert planned_target(extended, str(tmp_path)).config.position_options == kept
+    base = find_base(str(tmp_path))
+    tuned = finetuned(loads.chat([], world_size=1), base, 16384)
     assert tuned.max_position_embeddings == 16384 and tuned.position_options == kept
-    plain = shape.published("smollm2", position_encoding="rope")
-    assert not model_config.finetuned(loads.chat(["--max_tokens", "16k"], world_size=1), plain).position_options
+    plain = known_base("smollm2", online=False)
+    assert not finetuned(loads.chat([], world_size=1), plain, 16384).position_options
