@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from tape_ds import attention
 from tape_ds.config import deepspeed_config, trainer
 from tape_ds.config.files import Given
+from tape_ds.config.reading import Reading
 from tape_ds.config.scale import Scale, check_groups
 from tape_ds.config.sections import Averaging, Memory, Optimization, Profile, Safety, Samples, learns
 from tape_ds.config.target_weights import TargetWeights
@@ -136,6 +137,16 @@ class Recipe(ABC):
     @property
     def section_of_method(self) -> "MethodSection | None":
         """What is trained of a model, and how; None: all of it, as it is."""
+        return None
+
+    @property
+    def method_name(self) -> str:
+        section = self.section_of_method
+        return "full" if section is None else section.method
+
+    @property
+    def reading(self) -> Reading | None:
+        """How documents become sequences; None where sequences have answers, or are drawn."""
         return None
 
     @property

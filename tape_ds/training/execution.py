@@ -22,6 +22,7 @@ from tape_ds.resilience.watchdog import Watchdog
 from tape_ds.targets.find import find_target
 from tape_ds.training import compiled_ops, device, earlier_run, library_checks, report, run
 from tape_ds.training.environment import expand_segments, say
+from tape_ds.training.job import NothingToDo
 from tape_ds.training.runs import assembly
 
 
@@ -54,7 +55,7 @@ def launch(recipe: Recipe) -> int:
             with contextlib.suppress(OSError):
                 folder.rmdir()
         raise
-    except assembly.NothingToDo as nothing:
+    except NothingToDo as nothing:
         if RankSync().rank == 0:
             say(str(nothing))
         _leave(output, RankSync())
@@ -66,7 +67,7 @@ def execute(prepared: run.Run, stop: StopRequest | None = None) -> int:
     """Train a run (RoPE scaling alone has nothing to train) and report it; returns the exit code."""
     rank_sync = RankSync()
     output = prepared.output
-    resumed = prepared.resumed
+    resumed = prepared.job.resumed
     if rank_sync.rank == 0:
         _take_folder(prepared)
     rank_sync.first(None)
@@ -142,7 +143,7 @@ def execute(prepared: run.Run, stop: StopRequest | None = None) -> int:
 def _take_folder(prepared: run.Run) -> None:
     """Make the run's folder this run's: say what is removed or moved, do it, and leave the marker of its beginning."""
     output = prepared.output
-    resumed = prepared.resumed
+    resumed = prepared.job.resumed
     if resumed is not None:
         for folder in checkpoint.abandon(output, resumed.folder, resumed.manifest.step):
             say(f"moved away: {folder.name}; remove it when it is no longer needed")

@@ -105,8 +105,8 @@ def test_packed_is_one_by_one(place, model):
 def test_held_out_answers_are_scored_as_they_are_learnt(place):
     """Each after its prompt gives the loss that the whole conversation's labels give."""
     run = assemble(recipe(place, eval_data=f"jsonl:{place}/held_out.jsonl", eval_examples=1))
-    assert len(run.asked) == 2
-    found = answers.score(run.model, run.asked)
+    assert len(run.data.texts.asked) == 2
+    found = answers.score(run.model, run.data.texts.asked)
     turns = json.loads((place / "held_out.jsonl").read_text().splitlines()[0])["messages"]
     write(place / "same.jsonl", [turns])
     same = assemble(recipe(place, train_data=f"jsonl:{place}/same.jsonl"))
@@ -117,7 +117,7 @@ def test_held_out_answers_are_scored_as_they_are_learnt(place):
 
 def test_a_share_is_held_out_of_the_sequences_and_columns_that_are_not_read_are_named(place, tmp_path):
     run = assemble(recipe(place, eval_share=0.25, train_data=write(tmp_path / "x.jsonl", TALKS, source="web")))
-    assert (run.cut["train"].read, run.cut["held out"].read) == (30, 10)
+    assert (run.data.texts.cut["train"].read, run.data.texts.cut["held out"].read) == (30, 10)
     assert run.outline()["not read"] == "the columns source"
 
 

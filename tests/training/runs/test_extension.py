@@ -129,7 +129,7 @@ def test_held_out_documents_of_one_name_get_different_names(model):
         (model.parent / folder / "long.txt").write_text(folder + " " + TEXT)
         specs.append(f"text:{model.parent}/{folder}/*.txt")
     prepared = assemble(recipe(model, eval_data=",".join(specs)))
-    names = [document.name for document in prepared.held_out]
+    names = [document.name for document in prepared.data.held_out]
     assert names == ["long.txt", f"long.txt ({specs[1]})"]
 
 
@@ -137,8 +137,9 @@ def test_passkeys_are_asked_of_every_method_alike(model):
     """Prompts follow from the seed and the recipe's lengths; no held-out text is needed for them."""
     asked = {"passkey_lengths": "400,500", "passkey_trials": 3, "seed": 5}
     one, other = (assemble(recipe(model, method=name, **asked)) for name in ("norms", "lora"))
-    assert [(prompt.length, prompt.trial) for prompt in one.prompts] == [(n, t) for n in (400, 500) for t in range(3)]
-    assert one.prompts == other.prompts
+    drawn = [(prompt.length, prompt.trial) for prompt in one.data.prompts]
+    assert drawn == [(n, t) for n in (400, 500) for t in range(3)]
+    assert one.data.prompts == other.data.prompts
     (asking,) = one.scoring()
     assert asking.file.name == "passkey.json" and list(asking.before) == ["untouched"]
     assert list(asking.after) == ["norms, trained"]
@@ -150,11 +151,11 @@ def test_rulers_questions_are_asked_of_every_variant(model):
     """The same ones for every method; each variant's replies are scored by task and length."""
     asked = {"ruler_lengths": "1k", "ruler_tasks": "vt,fwe", "ruler_samples": 2}
     one, other = (assemble(recipe(model, method=name, **asked)) for name in ("norms", "lora"))
-    assert [(each.task, each.length, each.number) for each in one.ruler] == [
+    assert [(each.task, each.length, each.number) for each in one.data.ruler] == [
         (task, 1024, number) for task in ("vt", "fwe") for number in (0, 1)
     ]
-    assert one.ruler == other.ruler
-    assert all(len(each.ids) + each.new_tokens <= 1024 for each in one.ruler)
+    assert one.data.ruler == other.data.ruler
+    assert all(len(each.ids) + each.new_tokens <= 1024 for each in one.data.ruler)
     (asking,) = one.scoring()
     assert asking.file.name == "ruler.json" and list(asking.after) == ["norms, trained"]
     found = asking.measure(one.model, asking.before)

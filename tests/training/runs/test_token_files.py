@@ -48,7 +48,7 @@ def test_a_run_trains_on_token_files_and_goes_on(texts, tmp_path, streaming):
     resumed = {**given, "resume_from_checkpoint": tmp_path / "whole" / "checkpoint-2"}
     run = assemble(recipe(texts, **changes(texts, tmp_path / "rest", **resumed)))
     rest = build_trainer(run)
-    rest.train(resume_from_checkpoint=str(run.resumed.folder))
+    rest.train(resume_from_checkpoint=str(run.job.resumed.folder))
     mine, theirs = ([entry["loss"] for entry in one.state.log_history if "loss" in entry] for one in (rest, whole))
     assert len(theirs) == 4 and mine[-2:] == theirs[-2:]
 
