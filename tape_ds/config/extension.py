@@ -9,7 +9,7 @@ from tape_ds import encodings
 from tape_ds.config.extension_fields import SPAN, ExtensionData, ExtensionEvaluation, ExtensionModel
 from tape_ds.config.files import Given
 from tape_ds.config.method import LLAMAS_MAPS, MethodSection, check_targets, targets, unread
-from tape_ds.config.reading import Reading
+from tape_ds.config.reading import DocumentReading
 from tape_ds.config.recipe import Recipe
 from tape_ds.config.ruler_scores import RulerScores
 from tape_ds.config.sections import learns
@@ -98,9 +98,9 @@ class ExtensionRecipe(Recipe):
         return self.method
 
     @property
-    def reading(self) -> Reading:
+    def reading(self) -> DocumentReading:
         data = self.data
-        return Reading(
+        return DocumentReading(
             self.model.model, data.pose, data.packing, data.attend_across, data.min_document_tokens, data.upsample
         )
 

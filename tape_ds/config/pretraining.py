@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field
 
 from tape_ds.config import new_model
-from tape_ds.config.reading import Reading
+from tape_ds.config.reading import DocumentReading
 from tape_ds.config.sections import DataCache, Mixture
 from tape_ds.data import sources
 from tape_ds.data.bad_rows import Skip
@@ -74,8 +74,8 @@ class PretrainingRecipe(new_model.NewModelRecipe):
     evaluation: PretrainingEvaluation
 
     @property
-    def reading(self) -> Reading:
-        return Reading(self.data.tokenizer)
+    def reading(self) -> DocumentReading:
+        return DocumentReading(self.data.tokenizer)
 
     def derived(self) -> dict[str, Any]:
         lengths = [multiple * self.data.window for multiple in EVAL_MULTIPLES]

@@ -8,7 +8,7 @@ from tape_ds.data.pose import Pose
 
 
 @dataclass(frozen=True)
-class Reading:
+class DocumentReading:
     """Documents to sequences; fields as those of :class:`tape_ds.config.extension_fields.ExtensionData`."""
 
     tokenizer: str | None

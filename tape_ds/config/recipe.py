@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from tape_ds import attention
 from tape_ds.config import deepspeed_config, trainer
 from tape_ds.config.files import Given
-from tape_ds.config.reading import Reading
+from tape_ds.config.reading import DocumentReading
 from tape_ds.config.scale import Scale, check_groups
 from tape_ds.config.sections import Averaging, Memory, Optimization, Profile, Safety, Samples, learns
 from tape_ds.config.target_weights import TargetWeights
@@ -145,7 +145,7 @@ class Recipe(ABC):
         return "full" if section is None else section.method
 
     @property
-    def reading(self) -> Reading | None:
+    def reading(self) -> DocumentReading | None:
         """How documents become sequences; None where sequences have answers, or are drawn."""
         return None
 

@@ -17,7 +17,7 @@ from tape_ds.models import decoder_configuration
 from tape_ds.models.loading import extendable
 from tape_ds.models.loading.extendable import Config
 from tape_ds.targets.base import PLAIN, BaseModel
-from tape_ds.targets.fit import OF_EXTENSIONS, check_base, lacking
+from tape_ds.targets.fit import check_base, lacking
 from tape_ds.targets.target import PretrainedTarget
 
 
@@ -29,20 +29,13 @@ class ExtensionTarget(PretrainedTarget[ExtensionRecipe]):
 
     @classmethod
     def problems(cls, recipe: ExtensionRecipe, base: BaseModel) -> Iterator[Problem]:
-        native = base.config
         yield from check_base(recipe, base)
-        if base.is_foreign and recipe.model.position_encoding != PLAIN:
-            remedy = decoder_configuration.PLAIN
-            if "position_encoding" in recipe.given:
-                own = f"position_encoding: {PLAIN}"
-                remedy = own if recipe.method.chosen.encoding == PLAIN else f"method: lora and {own}"
-            wrong = decoder_configuration.only_rope(native)
-            yield Problem("position_encoding", recipe.model.position_encoding, wrong, remedy)
-        yield from lacking(recipe, base, OF_EXTENSIONS)
+        if base.is_foreign:
+            yield from _of_foreign(recipe, base)
         if "lora_targets" in recipe.given:
             yield from check_targets(recipe.method, base.family, base.linear_maps)
-        yield from check_against_model(recipe, native)
-        learned = learns(recipe.model.position_encoding, position_options(recipe, native))
+        yield from check_against_model(recipe, base.config)
+        learned = learns(recipe.model.position_encoding, position_options(recipe, base.config))
         yield from check_trained(recipe.optimization, recipe.trains_positions and learned)
 
     @classmethod
@@ -74,6 +67,26 @@ class ExtensionTarget(PretrainedTarget[ExtensionRecipe]):
             )
         except UserError as error:
             raise UserError(of_method(recipe, problem) for problem in error.problems) from error
+
+
+def _of_foreign(recipe: ExtensionRecipe, base: BaseModel) -> Iterator[Problem]:
+    model = recipe.model
+    method = recipe.method
+    if model.position_encoding != PLAIN:
+        remedy = decoder_configuration.PLAIN
+        if "position_encoding" in recipe.given:
+            own = f"position_encoding: {PLAIN}"
+            remedy = own if method.chosen.encoding == PLAIN else f"method: lora and {own}"
+        wrong = decoder_configuration.only_rope(base.config)
+        yield Problem("position_encoding", model.position_encoding, wrong, remedy)
+    asked = {
+        "position_options": model.position_options,
+        "state_dtype": model.state_dtype,
+        "train_router": method.train_router and not base.shape.has_router,
+        "method": method.chosen.grouped and method.method,
+        "distill": method.distill and decoder_configuration.changes_logits(base.config),
+    }
+    yield from lacking(base, asked)
 
 
 def position_options(recipe: ExtensionRecipe, native: PreTrainedConfig) -> dict[str, Any]:

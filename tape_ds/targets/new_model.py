@@ -18,7 +18,7 @@ from tape_ds.models.loading import extendable
 from tape_ds.targets import published
 from tape_ds.targets.base import BaseModel
 from tape_ds.targets.fit import check_base
-from tape_ds.targets.target import Fetched, Target
+from tape_ds.targets.target import FetchedModel, Target
 
 N_co = TypeVar("N_co", bound=NewModelRecipe, covariant=True)
 
@@ -55,7 +55,7 @@ class PretrainingTarget(NewTarget[PretrainingRecipe]):
         entries = known_entries(recipe) or len(tokenizers.load_tokenizer(str(recipe.data.tokenizer)))
         return recipe.configuration(NO_TOKENIZER, entries)
 
-    def fetch(self) -> Fetched:
+    def fetch(self) -> FetchedModel:
         """Load its tokenizer, or train one on its data."""
         data = self.recipe.data
         size = self.recipe.model.vocab_size
@@ -71,14 +71,14 @@ class PretrainingTarget(NewTarget[PretrainingRecipe]):
         config = TapeConfig(**self.recipe.configuration(tokenizer))
         # a tokenizer may have other entries than were planned for
         raise_if_any(check_model(self.recipe.scale, config))
-        return Fetched(config=config, tokenizer=tokenizer)
+        return FetchedModel(config=config, tokenizer=tokenizer)
 
 
 class GeneratedTarget(NewTarget[GeneratedRecipe]):
     """It is trained on sequences that are drawn as needed."""
 
-    def fetch(self) -> Fetched:
-        return Fetched(config=self.config, tokenizer=tokenizer_of(self.recipe.lengths.task))
+    def fetch(self) -> FetchedModel:
+        return FetchedModel(config=self.config, tokenizer=tokenizer_of(self.recipe.lengths.task))
 
     def fingerprints(self, *, held_out: bool = False) -> dict[str, str]:
         task = self.recipe.lengths.task

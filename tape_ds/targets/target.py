@@ -22,7 +22,7 @@ R_co = TypeVar("R_co", bound=Recipe, covariant=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fetched:
+class FetchedModel:
     """What the trained model is made of, on this machine."""
 
     base: BaseModel | None = None
@@ -59,7 +59,7 @@ class Target(ABC, Generic[R_co]):
         return True
 
     @abstractmethod
-    def fetch(self) -> Fetched:
+    def fetch(self) -> FetchedModel:
         """Check the tokenizer, and only then download what is not on this machine: the slow part of a start.
         Raises UserError: the tokenizer does not fit, or the files do not hold this model."""
 
@@ -119,14 +119,14 @@ class PretrainedTarget(Target[R_co], Generic[R_co]):
         return []
 
     def identity(self, tokenizer: PreTrainedTokenizerBase) -> Mapping[str, str]:
-        """Return :attr:`Fetched.identity`."""
+        """Return :attr:`FetchedModel.identity`."""
         return {}
 
-    def fetch(self) -> Fetched:
+    def fetch(self) -> FetchedModel:
         base = self.base.unpacked()
         tokenizer = tokenizers.load_tokenizer(base.folder, "model")
         raise_if_any([*convert.check_rows(base.config, tokenizer), *self.check_tokenizer(tokenizer)])
         config = self.configure(self.recipe, base, tokenizer)
         base = base.fetched()
         extendable.check_weights(base.folder, config)
-        return Fetched(base=base, config=config, tokenizer=tokenizer, identity=self.identity(tokenizer))
+        return FetchedModel(base=base, config=config, tokenizer=tokenizer, identity=self.identity(tokenizer))

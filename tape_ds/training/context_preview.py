@@ -14,7 +14,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from tape_ds import paths
-from tape_ds.config.reading import Reading
+from tape_ds.config.reading import DocumentReading
 from tape_ds.config.recipe import Recipe
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.bad_rows import BadRows
@@ -80,7 +80,7 @@ def _left_context(recipe: Recipe) -> str:
     return f"{histogram}, in {sampled}; about these weights: {found_weights.described()}"
 
 
-def _tokenizer(reading: Reading) -> tuple[PreTrainedTokenizerBase | None, str]:
+def _tokenizer(reading: DocumentReading) -> tuple[PreTrainedTokenizerBase | None, str]:
     """Return the tokenizer where it is on this machine; else None, and why it is not known."""
     name = reading.tokenizer
     if name is None:
@@ -95,7 +95,7 @@ def _tokenizer(reading: Reading) -> tuple[PreTrainedTokenizerBase | None, str]:
         return None, error.problems[0].wrong
 
 
-def _sample(recipe: Recipe, reading: Reading, spec: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[Any]:
+def _sample(recipe: Recipe, reading: DocumentReading, spec: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[Any]:
     """Yield sequences of a source's first documents, packed as the run packs them."""
     window = recipe.window
     made = generated.only_one([spec])
@@ -119,7 +119,7 @@ def _sample(recipe: Recipe, reading: Reading, spec: str, tokenizer: PreTrainedTo
 
 
 def _generated(
-    recipe: Recipe, reading: Reading, source: generated.GeneratedDocuments, tokenizer: PreTrainedTokenizerBase
+    recipe: Recipe, reading: DocumentReading, source: generated.GeneratedDocuments, tokenizer: PreTrainedTokenizerBase
 ) -> Iterator[Any]:
     """Yield generated sequences, with records in place of the text that a run puts between them: as long as that."""
     if not tokenizer.is_fast:  # the run refuses it

@@ -19,7 +19,7 @@ from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.resilience import run_lock
 from tape_ds.run_folder import FINISHED, read
 from tape_ds.targets.base import BaseModel
-from tape_ds.targets.target import Fetched, Target
+from tape_ds.targets.target import FetchedModel, Target
 from tape_ds.training import earlier_run, identity
 from tape_ds.training.environment import join_process_group, say
 
@@ -31,12 +31,12 @@ class NothingToDo(Exception):  # noqa: N818 - nothing went wrong
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job(Generic[R_co]):
+class TrainingJob(Generic[R_co]):
     """What a run is known by before its data are read."""
 
     target: Target[R_co]
     """With a recipe that leaves nothing open."""
-    fetched: Fetched
+    fetched: FetchedModel
     arguments: TrainingArguments
     rank_sync: RankSync
     resumed: load.Resumed | None
@@ -59,7 +59,7 @@ class Job(Generic[R_co]):
         return Path(self.arguments.output_dir)
 
 
-def join(target: Target[R_co], fetched: Fetched) -> Job[R_co]:
+def join(target: Target[R_co], fetched: FetchedModel) -> TrainingJob[R_co]:
     """Join the job, lock the run's folder, and choose the checkpoint to resume. Raises UserError on all ranks alike,
     and :class:`NothingToDo`."""
     recipe = target.recipe
@@ -82,7 +82,7 @@ def join(target: Target[R_co], fetched: Fetched) -> Job[R_co]:
         if recipe.deepspeed is not None:
             stage = deepspeed_config.stage(recipe.deepspeed)
         load.require_fitting(resumed, stage, recipe.scale.tensor_parallel_size)
-    job = Job(
+    job = TrainingJob(
         target=target, fetched=fetched, arguments=arguments, rank_sync=rank_sync, resumed=resumed, identity=decides
     )
     _require_own_folder(job)
@@ -106,7 +106,7 @@ def _identity_of_data(target: Target[Recipe], rank_sync: RankSync) -> dict[str, 
     return found
 
 
-def _require_own_folder(job: Job[Recipe]) -> None:
+def _require_own_folder(job: TrainingJob[Recipe]) -> None:
     """Check that a run without a checkpoint in its folder replaces nothing there: a new run in another's folder would
     also mix the two, and a later resume would take either."""
     recipe = job.recipe
@@ -155,7 +155,7 @@ def from_all_ranks(own: list[Problem], rank_sync: RankSync) -> list[Problem]:
     return list({str(problem): problem for problems in rank_sync.objects(own) for problem in problems}.values())
 
 
-def _require_same_run(job: Job[Recipe], resumed: load.Resumed) -> None:
+def _require_same_run(job: TrainingJob[Recipe], resumed: load.Resumed) -> None:
     """Check that the chosen checkpoint is of this very run, and print the differences that are allowed."""
     recipe = job.recipe
     rank_sync = job.rank_sync

@@ -47,7 +47,7 @@ from tape_ds.training.callbacks import (
     TokensBySource,
 )
 from tape_ds.training.environment import isolate_trackers, keep_trackers_in
-from tape_ds.training.job import Job
+from tape_ds.training.job import TrainingJob
 from tape_ds.training.profiling import StepProfiler
 from tape_ds.training.samples import WriteSamples
 from tape_ds.training.trainer import TapeTrainer
@@ -76,7 +76,7 @@ D = TypeVar("D", bound=Data)
 class Run(ABC, Generic[R, D]):
     """A run that is ready to train; :func:`.runs.assembly.assemble` makes one."""
 
-    job: Job[R]
+    job: TrainingJob[R]
     data: D
     plan: Plan
     """Predicted memory."""
@@ -90,17 +90,17 @@ class Run(ABC, Generic[R, D]):
 
     @classmethod
     @abstractmethod
-    def read_data(cls, job: Job[R]) -> D:
+    def read_data(cls, job: TrainingJob[R]) -> D:
         """Read held-out documents and training sequences."""
 
     @classmethod
-    def load_model(cls, job: Job[R], data: D) -> nn.Module:
+    def load_model(cls, job: TrainingJob[R], data: D) -> nn.Module:
         """Load the model; here a new one, whose weights follow from the seed."""
         arguments = job.arguments
         return init_weights.build(job.fetched.config, arguments.seed, weights_dtype(arguments))
 
     @classmethod
-    def load_teacher(cls, job: Job[R]) -> Teacher | None:
+    def load_teacher(cls, job: TrainingJob[R]) -> Teacher | None:
         return None
 
     @abstractmethod

@@ -35,7 +35,7 @@ from tape_ds.scoring.ruler_questions import HAYSTACK, RULER, RulerQuestion
 from tape_ds.scoring.span_losses import SpanLosses
 from tape_ds.targets.base import BaseModel
 from tape_ds.training.held_out import EvalDocument, RopeParameters, Variant, loss_by_position, read_scores
-from tape_ds.training.job import Job
+from tape_ds.training.job import TrainingJob
 from tape_ds.training.retrieval import Retrieval, draw_ruler, rows_of
 from tape_ds.training.run import Data, Figures, Run, sample_count, weights_dtype
 
@@ -58,7 +58,7 @@ class Extension(Run[ExtensionRecipe, DataToExtend]):
     """A run that extends a pretrained model."""
 
     @classmethod
-    def read_data(cls, job: Job[ExtensionRecipe]) -> DataToExtend:
+    def read_data(cls, job: TrainingJob[ExtensionRecipe]) -> DataToExtend:
         recipe = job.recipe
         tokenizer = job.fetched.tokenizer
         asked = recipe.evaluation
@@ -79,7 +79,7 @@ class Extension(Run[ExtensionRecipe, DataToExtend]):
         return DataToExtend(sequences=sequences, bad_rows=bad_rows, held_out=held_out, prompts=prompts, ruler=ruler)
 
     @classmethod
-    def load_model(cls, job: Job[ExtensionRecipe], data: DataToExtend) -> extendable.Model:
+    def load_model(cls, job: TrainingJob[ExtensionRecipe], data: DataToExtend) -> extendable.Model:
         arguments = job.arguments
         options: dict[str, object] = {}
         if job.recipe.method.load_in_4bit:
@@ -102,7 +102,7 @@ class Extension(Run[ExtensionRecipe, DataToExtend]):
         return extendable.load(job.base.folder, job.fetched.config, dtype=dtype, **options)
 
     @classmethod
-    def load_teacher(cls, job: Job[ExtensionRecipe]) -> Teacher | None:
+    def load_teacher(cls, job: TrainingJob[ExtensionRecipe]) -> Teacher | None:
         """Load the base model as it is, in the precision that the run computes in; None where nothing is distilled."""
         method = job.recipe.method
         base = job.base

@@ -42,7 +42,7 @@ from tape_ds.targets.base import PLAIN, BaseModel
 from tape_ds.targets.finetuning import finetuned
 from tape_ds.training import identity
 from tape_ds.training.held_out import Model, ScoredAround, Variants
-from tape_ds.training.job import Job
+from tape_ds.training.job import TrainingJob
 from tape_ds.training.retrieval import Retrieval, draw_ruler, rows_of
 from tape_ds.training.run import Data, Figures, Run, sample_count, weights_dtype
 
@@ -116,11 +116,11 @@ class Finetuning(Run[F, DataToFinetune], Generic[F]):
 
     @classmethod
     @abstractmethod
-    def tokenise(cls, job: Job[F], day: date, bad_rows: BadRows) -> Tokenised:
+    def tokenise(cls, job: TrainingJob[F], day: date, bad_rows: BadRows) -> Tokenised:
         """Tokenise the data; ``day`` is that of the run's first start."""
 
     @classmethod
-    def read_data(cls, job: Job[F]) -> DataToFinetune:
+    def read_data(cls, job: TrainingJob[F]) -> DataToFinetune:
         recipe = job.recipe
         # a chat template may write today's date: a resumed run keeps that of its first start
         first_day = None
@@ -150,7 +150,7 @@ class Finetuning(Run[F, DataToFinetune], Generic[F]):
         )
 
     @classmethod
-    def _note_beyond(cls, job: Job[F], lengths: np.ndarray) -> dict[str, str]:
+    def _note_beyond(cls, job: TrainingJob[F], lengths: np.ndarray) -> dict[str, str]:
         """Refuse texts that are longer than the model reaches; where the run is forced, return a line of the
         announcement."""
         reached = reach(job.base, job.fetched.config)
@@ -171,7 +171,7 @@ class Finetuning(Run[F, DataToFinetune], Generic[F]):
         return {"length": wrong}
 
     @classmethod
-    def load_model(cls, job: Job[F], data: DataToFinetune) -> extendable.Model:
+    def load_model(cls, job: TrainingJob[F], data: DataToFinetune) -> extendable.Model:
         """Load the base, and add the tokens that end an answer to those that end its generation."""
         model = extendable.load(job.base.folder, data.config, dtype=weights_dtype(job.arguments))
         generation = model.generation_config
@@ -263,7 +263,7 @@ class ScrollsTuning(Finetuning[ScrollsRecipe]):
     """A run that learns to answer the questions of one data set."""
 
     @classmethod
-    def tokenise(cls, job: Job[ScrollsRecipe], day: date, bad_rows: BadRows) -> Tokenised:
+    def tokenise(cls, job: TrainingJob[ScrollsRecipe], day: date, bad_rows: BadRows) -> Tokenised:
         # a training sequence for each reference answer; of the held-out questions one for each
         data = job.recipe.data
         tokenizer = job.fetched.tokenizer
@@ -305,7 +305,7 @@ class ChatTuning(Finetuning[ChatRecipe]):
     TEXTS = "conversations"
 
     @classmethod
-    def tokenise(cls, job: Job[ChatRecipe], day: date, bad_rows: BadRows) -> Tokenised:
+    def tokenise(cls, job: TrainingJob[ChatRecipe], day: date, bad_rows: BadRows) -> Tokenised:
         # packed training sequences, and every answer of the conversations that are held out
         data = job.recipe.data
         tokenizer = job.fetched.tokenizer

@@ -24,7 +24,7 @@ from tape_ds.scoring import exact_match, tables
 from tape_ds.scoring.exact_match import AnswerCount
 from tape_ds.scoring.losses import bare
 from tape_ds.training.held_out import Model, ScoredAfter
-from tape_ds.training.job import Job
+from tape_ds.training.job import TrainingJob
 from tape_ds.training.run import Data, Figures, Run, sample_count
 
 SEED = 0
@@ -36,17 +36,17 @@ Scores: TypeAlias = dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class GeneratedData(Data):
+class DataToGenerate(Data):
     """Sequences that are drawn as needed."""
 
     sequences: GeneratedSequences
 
 
-class GeneratedRun(Run[GeneratedRecipe, GeneratedData]):
+class GeneratedRun(Run[GeneratedRecipe, DataToGenerate]):
     """A run on arithmetic, where an answer is right as a whole, or on addressing, where each token of it counts."""
 
     @classmethod
-    def read_data(cls, job: Job[GeneratedRecipe]) -> GeneratedData:
+    def read_data(cls, job: TrainingJob[GeneratedRecipe]) -> DataToGenerate:
         recipe = job.recipe
         sequences = GeneratedSequences(
             recipe.lengths.task,
@@ -55,7 +55,7 @@ class GeneratedRun(Run[GeneratedRecipe, GeneratedData]):
             seed=job.arguments.seed,
             step_sequences=recipe.global_batch_size,
         )
-        return GeneratedData(sequences=sequences, bad_rows=BadRows())
+        return DataToGenerate(sequences=sequences, bad_rows=BadRows())
 
     @property
     def is_arithmetic(self) -> bool:

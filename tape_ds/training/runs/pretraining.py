@@ -21,7 +21,7 @@ from tape_ds.data.tokenized import scored_rows
 from tape_ds.errors import Problem, UserError
 from tape_ds.scoring import tables
 from tape_ds.training.held_out import EvalDocument, Model, ScoredAfter, perplexities, read_perplexities
-from tape_ds.training.job import Job
+from tape_ds.training.job import TrainingJob
 from tape_ds.training.run import Data, Figures, Run, sample_count
 
 SCORES = "results/perplexity.json"
@@ -44,7 +44,7 @@ class Pretraining(Run[PretrainingRecipe, DataToPretrain]):
     """A run that trains a model from nothing."""
 
     @classmethod
-    def read_data(cls, job: Job[PretrainingRecipe]) -> DataToPretrain:
+    def read_data(cls, job: TrainingJob[PretrainingRecipe]) -> DataToPretrain:
         recipe = job.recipe
         tokenizer = job.fetched.tokenizer
         bad_rows = BadRows(recipe.data.skip.bad_rows)

@@ -18,6 +18,7 @@ from tape_ds.scoring.generation import ends_of
 from tape_ds.training.run import build_trainer
 from tape_ds.training.runs import finetuning
 from tape_ds.training.runs.finetuning import _ends
+from tests import hub_cache
 from tests.config.loads import chat
 from tests.data.chat.chatml import CHATML, DATED, MARKED, conversation, tokenizer, write
 from tests.models.helpers import tiny_config
@@ -54,7 +55,7 @@ def save(model, folder, template=CHATML):
 
 def recipe(place, model="llama", **changes):
     fields = {
-        "model": place / model,
+        "model": model if "/" in str(model) else place / model,
         "train_data": f"jsonl:{place}/train.jsonl",
         "data_cache": place / "cache",
         "max_tokens": 128,
@@ -201,6 +202,12 @@ def test_a_resumed_run_reads_the_date_of_its_first_start(place, tmp_path, monkey
 
 def problems(place, **changes):
     return refusals(recipe(place, **changes))
+
+
+def test_no_weights_are_fetched_for_a_model_without_a_chat_template(place, tmp_path, monkeypatch):
+    name = hub_cache.without_weights(monkeypatch, tmp_path, place / "bare")
+    (problem,) = problems(place, model=name).values()
+    assert problem.field == "chat_template"
 
 
 def test_what_only_the_tokens_can_tell(place, tmp_path):
