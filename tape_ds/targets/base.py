@@ -102,7 +102,7 @@ class BaseModel:
 
 def find_base(name: str) -> BaseModel:
     """Read the configuration of a base from small files, downloaded where the name is a hub id. UserError for a model
-    of a family that cannot be extended. A ``config.json`` stands for the folder that it is in."""
+    of a family that cannot be extended. A ``config.json`` may be given for the folder that it is in."""
     path = Path(name).expanduser()
     if name == SMOLLM2 or name.endswith(".gguf"):
         file = model_folder.gguf_file(name)

@@ -36,7 +36,7 @@ class FetchedModel:
 
 @dataclass(frozen=True)
 class Target(ABC, Generic[R_co]):
-    """The model that a recipe trains. Whoever holds one knows that the recipe fits its base: :meth:`of` checks it."""
+    """The model that a recipe trains; :meth:`of` makes none unless the recipe fits its base."""
 
     recipe: R_co
     """Checked, with what the base decides."""

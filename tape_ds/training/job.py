@@ -63,8 +63,7 @@ def join(target: Target[R_co], fetched: FetchedModel) -> TrainingJob[R_co]:
     """Join the job, lock the run's folder, and choose the checkpoint to resume. Raises UserError on all ranks alike,
     and :class:`NothingToDo`."""
     recipe = target.recipe
-    folder = None if fetched.base is None else fetched.base.folder
-    decides = {**identity.collect(recipe, fetched.tokenizer, {}, folder), **fetched.identity}
+    decides = identity.collect(recipe, fetched)
     # before a process group is made
     comparison.check(recipe.as_dict(), decides, recipe.trainer_value("ddp_timeout"))
     arguments = recipe.training_arguments()
