@@ -8,7 +8,7 @@ from tape_ds.errors import UserError
 from tape_ds.models.loading import extendable, model_folder
 from tape_ds.planning import shape
 from tape_ds.targets.base import find_base, known_base
-from tape_ds.targets.find import known_target, planned_target
+from tape_ds.targets.find import find_target, known_target, planned_target
 from tape_ds.targets.finetuning import finetuned
 from tape_ds.targets.published import configuration
 from tests.config import loads
@@ -35,6 +35,13 @@ def test_a_look_reads_no_model_that_is_not_at_hand(monkeypatch, tmp_path):
     assert known_target(local).config.hidden_size == 5120
     own = loads.pretraining(["--recipe", "c4_155m_tape", "--tokenizer", "somebody/words", "--vocab_size", "null"], 1)
     assert known_target(own) is None
+
+
+def test_a_run_finds_its_model_before_anything_is_unpacked(monkeypatch):
+    """Of a GGUF file the header is enough for every check; unpacking one of 7 B takes minutes."""
+    monkeypatch.setattr(model_folder, "resolve", lambda *_, **__: pytest.fail("it was unpacked"))
+    found = find_target(loads.extension(["--model", "smollm2"], world_size=1))
+    assert (found.base.folder, found.base.length, found.config.hidden_size) == ("", 8192, 576)
 
 
 def test_smollm2_is_planned_by_the_sizes_that_it_has():
