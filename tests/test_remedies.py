@@ -15,14 +15,14 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tape_ds.cli import train
 from tape_ds.config import files, trainer
 from tape_ds.config.kinds import KINDS
 from tape_ds.config.loading import load as load_recipe
 from tape_ds.errors import UserError
 from tape_ds.installation import ROOT
-from tape_ds.models.loading.base_model import open_base
-from tape_ds.training import model_config
+from tape_ds.targets.base import find_base
+from tape_ds.targets.find import known_target
+from tape_ds.training.dry_run import describe
 from tests.config.helpers import has_bitsandbytes
 from tests.config.test_frozen import FROZEN, lines, load
 from tests.data.conftest import build_tokenizer
@@ -232,7 +232,7 @@ SHORT += [
 def dry_run(words):
     """What a dry run checks, weights aside."""
     recipe = load_recipe([*words, "--dry_run"], kind=EXTENSION)
-    train.describe(recipe)
+    describe(recipe)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -242,13 +242,13 @@ def test_readme_s_command_takes_every_family(family, base):
     window = (
         ["--rope_parameters.original_max_position_embeddings", "64"] if "linear" in family else []
     )
-    opened = open_base(base(family))
+    opened = find_base(base(family))
     for given, maps in ([], FAMILIES[family][2].split()), (["--lora_targets", "null"], None):
         recipe = load_recipe([*words, *window, *given], kind=EXTENSION)
-        train.describe(recipe)
-        chosen = model_config.with_targets(recipe, opened).method.lora_targets
+        describe(recipe)
+        chosen = known_target(recipe).recipe.method.lora_targets
         expected = maps or [
-            name for name, of_attention in model_config.linear_maps(opened).items() if of_attention
+            name for name, of_attention in opened.linear_maps.items() if of_attention
         ]
         assert sorted(chosen) == sorted(expected)
 
@@ -313,8 +313,8 @@ def test_a_window_that_config_json_leaves_open_is_given_in_one_step(base):
     for window, factor in (("16", 16.0), ("64", 4.0)):
         assert f"give {window} if " in problem.remedy
         recipe = load_recipe([*words, f"--{problem.field}", window], kind=EXTENSION)
-        train.describe(recipe)
-        config = model_config.planned_config(recipe)
+        describe(recipe)
+        config = known_target(recipe).config
         assert (config.rope_parameters["rope_type"], config.rope_parameters["factor"]) == (
             "linear",
             factor,

@@ -111,10 +111,11 @@ def ask(own: argparse.Namespace, fields: list[str]) -> tuple[Recipe, Job]:
     recipe = load(own.recipe, fields, own.gpus)
 
     from tape_ds.planning import recipe_job
-    from tape_ds.training import library_checks, model_config
+    from tape_ds.targets.find import planned_target
+    from tape_ds.training import library_checks
 
     raise_if_any(library_checks.check(recipe))
-    config = model_config.planned_config(recipe, own.model_config)
+    config = planned_target(recipe, own.model_config).config
     recipe = recipe_job.settle(recipe, config, gpu)
     job = recipe_job.job_of(recipe, config, own.gpus, gpu)
     if own.documents is not None and job.documents is None:

@@ -5,27 +5,12 @@ mistake in recipe, arguments or files, nothing was started; 3 stopped by a guard
 (docs/staying_alive.md).
 """
 
-import dataclasses
 import sys
-from typing import Any
 
 from tape_ds.cli import recipe_help
-from tape_ds.config import command_line, deepspeed_config, kinds, loading
-from tape_ds.config.extension import ExtensionRecipe
-from tape_ds.config.finetuning import FinetuningRecipe
-from tape_ds.config.recipe import Recipe
+from tape_ds.config import command_line, kinds, loading
 from tape_ds.distributed.rendezvous import report_failures
-from tape_ds.engines import table
-from tape_ds.errors import (
-    Problem,
-    UserError,
-    collecting,
-    command,
-    is_main_process,
-    raise_if_any,
-    redacted,
-)
-from tape_ds.models.files import config_file, hub
+from tape_ds.errors import command, is_main_process
 
 
 @command
@@ -38,113 +23,22 @@ def main(launcher: str, argv: list[str] | None = None) -> int:
     if recipe_help.answered(words, kind):
         return 0
     recipe = loading.load(words, kind=kind)
-    if recipe.print_config or recipe.dry_run:
+    if recipe.print_config:
         if is_main_process():
-            print(recipe.to_yaml() if recipe.print_config else describe(recipe), flush=True)
+            print(recipe.to_yaml(), flush=True)
         return 0
 
     # the heavy libraries load here, after every check that needs none of them
+    if recipe.dry_run:
+        if is_main_process():
+            from tape_ds.training.dry_run import describe
+
+            print(describe(recipe), flush=True)
+        return 0
+
     from tape_ds.training.environment import end_process, prepare_process
 
     prepare_process()
     from tape_ds.training.execution import launch
 
     end_process(launch(recipe))
-
-
-def _memory(recipe: Recipe, config: Any) -> str:
-    """Return the line about memory; UserError where a library cannot count it, such as torch for a tensor of more
-    numbers than 64 bits can count."""
-    from tape_ds.planning import recipe_job
-
-    try:
-        return recipe_job.memory_line(recipe, config)
-    except UserError:
-        raise
-    except Exception as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        wrong = f"the memory of a step of {recipe.window:,} tokens could not be counted ({reason[:300]})"
-        raise UserError(
-            Problem("window", recipe.window, wrong, "give fewer tokens, or a smaller model")
-        ) from error
-
-
-def describe(recipe: Recipe) -> str:
-    """Return the plan as lines of ``name: value``, for ``--dry_run``."""
-    from tape_ds.export import config_json
-    from tape_ds.models import hybrids
-    from tape_ds.planning import recipe_job
-    from tape_ds.training import (
-        compiled_ops,
-        context_preview,
-        device,
-        earlier_run,
-        library_checks,
-        model_config,
-    )
-
-    problems = library_checks.check(recipe)
-    with collecting(problems):
-        # refuses what its model cannot do, also where nothing is trained
-        config = model_config.known_config(recipe)
-        model_config.check_weights(recipe, config)
-    raise_if_any(problems)
-    recipe = recipe_job.settle_here(recipe, config)
-    lines = {"recipe": recipe.name, **recipe.outline()}
-    if config is not None and isinstance(recipe, ExtensionRecipe):
-        lines["served"] = f"after tape-ds export: {table.summary(config_json.planned(config))}"
-    if config is not None:
-        lines |= hybrids.lines(config)
-    if config is not None and isinstance(recipe, FinetuningRecipe):
-        short = recipe.note_of_length(recipe.data.max_tokens, config.max_position_embeddings)
-        if short is not None:
-            lines["length"] = short
-    name = getattr(recipe.model, "model", None)  # a new model has none
-    asked = name is not None and recipe.dry_run and config_file.is_on_hub(name)
-    if asked and (why := hub.config(name).why_not):
-        lines["model"] += f" (its config.json was not read: {why})"
-    if recipe.trains:
-        layout = recipe.layout()
-        value = recipe.trainer_value
-        tokens = recipe.global_batch_size * recipe.window
-        at_most = "" if recipe.FULL_ROWS else "up to "
-        steps = value("max_steps")
-        rate = value("learning_rate")
-        length = f"{value('num_train_epochs'):g} epochs"
-        if steps > 0:
-            length = f"{steps:,} ({at_most}{steps * tokens:,} tokens)"
-        rates = f"learning rate {rate:g}, weight decay {value('weight_decay'):g}"
-        if recipe.trains_positions:
-            rates += f"; position parameters: {recipe.optimization.outline(rate)}"
-        lines |= {
-            "batch": f"{recipe.global_batch_size} sequences = {at_most}{tokens:,} tokens a step: "
-            f"{value('per_device_train_batch_size')} per device x {layout.data} {layout.readers} x "
-            f"{recipe.accumulation()} accumulation",
-            "steps": f"{length}, seed {value('seed')}",
-            "rates": rates,
-            **context_preview.lines(recipe),
-        }
-    precision = next((name for name in ("bf16", "fp16") if recipe.trainer_value(name)), "fp32")
-    engine = "no DeepSpeed"
-    if recipe.deepspeed:
-        engine = f"ZeRO-{deepspeed_config.stage(recipe.deepspeed)}"
-    lines |= {"device": device.describe(recipe), "engine": f"{engine}, {precision}"}
-    if recipe.layout_choice:
-        lines["layout"] = recipe.layout_choice
-    if recipe.trains:
-        lines["memory"] = _memory(recipe, config)
-        if (compiled := compiled_ops.outline(recipe)) is not None:
-            lines["compiled"] = compiled
-    lines["output"] = str(recipe.trainer_value("output_dir"))
-
-    width = max(map(len, lines))
-    text = [f"{name:<{width}}  {redacted(value)}" for name, value in lines.items()]
-    local = dataclasses.replace(recipe, elsewhere=False)
-    here = [*local.problems(set()), *device.check(recipe, config), *library_checks.check(local)]
-    here += earlier_run.check_folder(recipe)
-    text += (
-        ["This machine would refuse the run:", *(f"  {problem}" for problem in here)]
-        if here
-        else []
-    )
-    return "\n".join(text)

@@ -9,6 +9,7 @@ from tape_ds import encodings
 from tape_ds.config.extension_fields import SPAN, ExtensionData, ExtensionEvaluation, ExtensionModel
 from tape_ds.config.files import Given
 from tape_ds.config.method import LLAMAS_MAPS, MethodSection, check_targets, targets, unread
+from tape_ds.config.reading import DocumentReading
 from tape_ds.config.recipe import Recipe
 from tape_ds.config.ruler_scores import RulerScores
 from tape_ds.config.sections import learns
@@ -91,6 +92,22 @@ class ExtensionRecipe(Recipe):
     def trains(self) -> bool:
         """Whether the run takes any steps; some methods are RoPE scaling alone."""
         return self.method.chosen.trains != "nothing"
+
+    @property
+    def section_of_method(self) -> MethodSection:
+        return self.method
+
+    @property
+    def reading(self) -> DocumentReading:
+        data = self.data
+        return DocumentReading(
+            self.model.model,
+            data.pose,
+            data.packing,
+            data.attend_across,
+            data.min_document_tokens,
+            data.upsample,
+        )
 
     @property
     def trains_positions(self) -> bool:

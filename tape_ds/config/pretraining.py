@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field
 
 from tape_ds.config import new_model
+from tape_ds.config.reading import DocumentReading
 from tape_ds.config.sections import DataCache, Mixture
 from tape_ds.data import sources
 from tape_ds.data.bad_rows import Skip
@@ -75,6 +76,10 @@ class PretrainingRecipe(new_model.NewModelRecipe):
     model: PretrainingModel
     data: PretrainingData
     evaluation: PretrainingEvaluation
+
+    @property
+    def reading(self) -> DocumentReading:
+        return DocumentReading(self.data.tokenizer)
 
     def derived(self) -> dict[str, Any]:
         lengths = [multiple * self.data.window for multiple in EVAL_MULTIPLES]

@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from tape_ds import attention
 from tape_ds.config import deepspeed_config, trainer
 from tape_ds.config.files import Given
+from tape_ds.config.reading import DocumentReading
 from tape_ds.config.scale import Scale, check_groups
 from tape_ds.config.sections import (
     Averaging,
@@ -38,6 +39,8 @@ from tape_ds.models.loading import known_config
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
+
+    from tape_ds.config.method import MethodSection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +132,11 @@ class Recipe(ABC):
         return {}
 
     @property
+    def base_name(self) -> str | None:
+        """The name or path of the pretrained model that it starts from; None of a new model."""
+        return getattr(self.model, "model", None)
+
+    @property
     def window(self) -> int:
         """Tokens per training sequence, at most."""
         return int(self.data.window)
@@ -137,6 +145,21 @@ class Recipe(ABC):
     def trains(self) -> bool:
         """Whether the run takes any steps."""
         return True
+
+    @property
+    def section_of_method(self) -> "MethodSection | None":
+        """What is trained of a model, and how; None: all of it, as it is."""
+        return None
+
+    @property
+    def method_name(self) -> str:
+        section = self.section_of_method
+        return "full" if section is None else section.method
+
+    @property
+    def reading(self) -> DocumentReading | None:
+        """How documents become sequences; None where sequences have answers, or are drawn."""
+        return None
 
     @property
     def trains_positions(self) -> bool:
@@ -268,10 +291,8 @@ class Recipe(ABC):
 
     @rule("model")
     def _base_is_there(self) -> Iterator[Problem]:
-        # a new model has none
-        base = getattr(self.model, "model", None)
-        if base is not None:
-            yield from known_config.check_model(base, online=self.dry_run)
+        if self.base_name is not None:
+            yield from known_config.check_model(self.base_name, online=self.dry_run)
 
     @rule(
         *(

@@ -83,6 +83,13 @@ class RunSamples(torch.utils.data.Dataset):
         """Take what :meth:`places` returned, before the first sample is drawn. It changes no sample."""
 
 
+class NoSamples(RunSamples):
+    """Of a run that trains nothing."""
+
+    samples = 0
+    origin = "none is read: nothing is trained"
+
+
 def places(samples: Any, index: int) -> Any:
     """Return :meth:`RunSamples.places` of a training set; None for one of another class."""
     return samples.places(index) if isinstance(samples, RunSamples) else None

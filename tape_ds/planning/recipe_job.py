@@ -20,7 +20,6 @@ from tape_ds import checkpoint
 from tape_ds.attention import backends
 from tape_ds.attention.shifted_groups import attention_span
 from tape_ds.config import deepspeed_config, trainer
-from tape_ds.config.extension import ExtensionRecipe
 from tape_ds.config.method import LLAMAS_MAPS, targets
 from tape_ds.config.recipe import Recipe
 from tape_ds.distributed.layout import Engine
@@ -36,8 +35,7 @@ from tape_ds.planning.shape import Config, TrainedShape
 
 def job_of(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
     """Return the question that a checked recipe asks the planner; ``gpu`` None: a CPU."""
-    own = recipe if isinstance(recipe, ExtensionRecipe) else None
-    method = None if own is None else own.method
+    method = recipe.section_of_method
     sixteen = bool(recipe.trainer_value("bf16") or recipe.trainer_value("fp16"))
 
     trained = TrainedShape.everything()
@@ -74,10 +72,7 @@ def job_of(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
 
     # Sequences that mark where documents or padding begin have the attention of packed sequences. How many documents a
     # sequence has is known once the data are read: one is the most work.
-    data = None if own is None else own.data
-    has_borders = data is None or (
-        data.pose.chunks == 1 and not data.attend_across and data.packing != "single"
-    )
+    has_borders = recipe.reading is None or recipe.reading.has_borders
     span = None
     if method is not None and method.chosen.grouped:
         span = attention_span(recipe.window, method.group_tokens, config.num_attention_heads)

@@ -7,13 +7,14 @@ A run measures the same on its first sequences, which are drawn from all of its 
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
 from tape_ds import paths
-from tape_ds.config.extension import ExtensionRecipe
-from tape_ds.config.pretraining import PretrainingRecipe
+from tape_ds.config.reading import DocumentReading
 from tape_ds.config.recipe import Recipe
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.bad_rows import BadRows
@@ -48,16 +49,19 @@ def _left_context(recipe: Recipe) -> str:
     is_exact = chosen.target_weights == "exact"
     first = chosen.tail(window) if is_exact else min(chosen.longce_short, window)
     buckets = Buckets(first, chosen.exact_ratio)
-    tokenizer = _tokenizer(recipe)
-    if isinstance(tokenizer, str):
-        return f"shown when the run has read its data ({tokenizer})"
-    data: Any = recipe.data
-    specs = weights.specs_of(data.train_data)
-    shares = weights.shares_of(data.train_data)
+    reading = recipe.reading
+    lacking = "its sequences have answers as targets"
+    tokenizer = None
+    if reading is not None:
+        tokenizer, lacking = _tokenizer(reading)
+    if reading is None or tokenizer is None:
+        return f"shown when the run has read its data ({lacking})"
+    specs = weights.specs_of(recipe.data.train_data)
+    shares = weights.shares_of(recipe.data.train_data)
     parts = []
     try:
         for number, spec in enumerate(specs):
-            found = list(_sample(recipe, spec, tokenizer))
+            found = list(_sample(recipe, reading, spec, tokenizer))
             tokens = sum(len(each["input_ids"]) for each in found)
             contexts = np.concatenate([np.zeros(0, np.int64), *map(contexts_of, found)])
             # shares are of tokens; without weights a source's size decides it, which is not known here
@@ -66,7 +70,7 @@ def _left_context(recipe: Recipe) -> str:
     except UserError as error:
         return f"not known: {'; '.join(problem.wrong for problem in error.problems)}"
     histogram = Histogram.of(parts, buckets)
-    sampled = f"the first {SEQUENCES} {'documents' if _skips(recipe) else 'windows'} of each source"
+    sampled = f"the first {SEQUENCES} {'documents' if reading.skips else 'windows'} of each source"
     if not is_exact:
         return f"{histogram}, in {sampled}"
     try:
@@ -78,71 +82,62 @@ def _left_context(recipe: Recipe) -> str:
     return f"{histogram}, in {sampled}; about these weights: {found_weights.described()}"
 
 
-def _tokenizer(recipe: Recipe) -> Any:
-    """Return the tokenizer of a recipe of documents where it is on this machine; else why it is not known, a text."""
-    if isinstance(recipe, ExtensionRecipe):
-        name = recipe.model.model
-    elif isinstance(recipe, PretrainingRecipe) and recipe.data.tokenizer is not None:
-        name = recipe.data.tokenizer
-    elif isinstance(recipe, PretrainingRecipe):
-        return "its tokenizer is trained first"
-    else:
-        return "its sequences have answers as targets"
-    if name != SMOLLM2 and not paths.of(name).exists():
-        return "its tokenizer is not on this machine"
+def _tokenizer(reading: DocumentReading) -> tuple[PreTrainedTokenizerBase | None, str]:
+    """Return the tokenizer where it is on this machine; else None, and why it is not known."""
+    name = reading.tokenizer
+    if name is None:
+        return None, "its tokenizer is trained first"
+    if name != SMOLLM2:
+        name = str(paths.of(name))
+        if not Path(name).exists():
+            return None, "its tokenizer is not on this machine"
     try:
-        return tokenizers.load_tokenizer(str(paths.of(name)) if name != SMOLLM2 else name)
+        return tokenizers.load_tokenizer(name), ""
     except UserError as error:
-        return error.problems[0].wrong
+        return None, error.problems[0].wrong
 
 
-def _skips(recipe: Recipe) -> bool:
-    return isinstance(recipe, ExtensionRecipe) and recipe.data.pose.chunks > 1
-
-
-def _sample(recipe: Recipe, spec: str, tokenizer: Any) -> Iterator[Any]:
+def _sample(
+    recipe: Recipe, reading: DocumentReading, spec: str, tokenizer: PreTrainedTokenizerBase
+) -> Iterator[Any]:
     """Yield sequences of a source's first documents, packed as the run packs them."""
     window = recipe.window
     made = generated.only_one([spec])
     if made is not None:
-        yield from _generated(recipe, made, tokenizer)
+        yield from _generated(recipe, reading, made, tokenizer)
         return
-    if not isinstance(recipe, ExtensionRecipe):
-        documents = _documents(spec, tokenizer, recipe.data.skip.bad_rows, least=1)
-        yield from map(packed_item, FILL["cut"](_first(documents, SEQUENCES * window), window))
-        return
-    data = recipe.data
-    documents = _documents(spec, tokenizer, data.skip.bad_rows, data.min_document_tokens)
-    read = list(
-        islice(documents, SEQUENCES) if _skips(recipe) else _first(documents, SEQUENCES * window)
-    )
+    documents = _documents(spec, tokenizer, recipe.data.skip.bad_rows, reading.min_document_tokens)
+    if reading.skips:
+        read = list(islice(documents, SEQUENCES))
+    else:
+        read = list(_first(documents, SEQUENCES * window))
     read = [
         read[number]
-        for number in with_copies(np.array([len(ids) for ids in read], np.int64), data.upsample)
+        for number in with_copies(np.array([len(ids) for ids in read], np.int64), reading.upsample)
     ]
     # whatever is skipped, a target sees the tokens of its window
-    if _skips(recipe):
+    if reading.skips:
         for ids in read:
             yield item(ids[:window], slice(1, None))
         return
     # all that is read is packed, since long documents leave a packing first
-    for sequence in FILL[data.packing](read, window):
-        yield packed_item(sequence, data.attend_across)
+    for sequence in FILL[reading.packing](read, window):
+        yield packed_item(sequence, reading.attend_across)
 
 
 def _generated(
-    recipe: Recipe, source: generated.GeneratedDocuments, tokenizer: Any
+    recipe: Recipe,
+    reading: DocumentReading,
+    source: generated.GeneratedDocuments,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> Iterator[Any]:
     """Yield generated sequences, with records in place of the text that a run puts between them: as long as that."""
     if not tokenizer.is_fast:  # the run refuses it
         return
-    form = RetrievalForm(recipe.window)
-    if isinstance(recipe, ExtensionRecipe):
-        data = recipe.data
-        pose = None
-        if _skips(recipe):
-            pose = PoseSequences(recipe.window, recipe.model.target_length, data.pose)
-        form = RetrievalForm(recipe.window, pose, data.packing == "single", data.attend_across)
+    pose = None
+    if reading.skips:
+        pose = PoseSequences(recipe.window, recipe.model.target_length, reading.pose)
+    form = RetrievalForm(recipe.window, pose, reading.packing == "single", reading.attend_across)
     writer = DocumentWriter(replace(source.options, text=None), tokenizer, None, None)
     sequences = RetrievalSequences(
         source, writer, form, samples=SEQUENCES, seed=recipe.trainer_value("seed")

@@ -6,7 +6,6 @@ save (2); stopped by a guard (3). Anything else is an error (1), or a problem th
 """
 
 import contextlib
-from collections.abc import Callable
 from pathlib import Path
 
 from tape_ds import checkpoint, exit_codes, run_folder, storage
@@ -14,31 +13,28 @@ from tape_ds.config.recipe import Recipe
 from tape_ds.distributed import distributed_map, rendezvous
 from tape_ds.distributed.processes import leave_process_group
 from tape_ds.distributed.rank_sync import RankSync
-from tape_ds.errors import UserError, raise_if_any
+from tape_ds.errors import UserError, collecting, raise_if_any
 from tape_ds.exit_codes import ExitCode
 from tape_ds.resilience import run_lock, stopping
 from tape_ds.resilience.guards import StoppedByGuard
 from tape_ds.resilience.stopping import Stopped, StopRequest
 from tape_ds.resilience.watchdog import Watchdog
-from tape_ds.training import (
-    compiled_ops,
-    device,
-    earlier_run,
-    library_checks,
-    model_config,
-    report,
-    run,
-)
+from tape_ds.targets.find import find_target
+from tape_ds.training import compiled_ops, device, earlier_run, library_checks, report, run
 from tape_ds.training.environment import expand_segments, say
+from tape_ds.training.job import NothingToDo
 from tape_ds.training.runs import assembly
 
 
-def launch(recipe: Recipe, assemble: Callable[..., run.Run] = assembly.assemble) -> int:
-    """Assemble the run of a recipe and carry it out; returns the exit code. From here on, signals end the run in order,
-    and so does the launcher's death."""
-    # before a base is downloaded: a large model is not trained on a CPU by mistake
-    known = model_config.known_config(recipe) if recipe.trains else None
-    raise_if_any([*device.check(recipe, known), *library_checks.check(recipe)])
+def launch(recipe: Recipe) -> int:
+    """Find the model that a recipe trains, assemble the run and carry it out; returns the exit code. Once the model is
+    found, signals end the run in order, and so does the launcher's death."""
+    problems = library_checks.check(recipe)
+    with collecting(problems):
+        target = find_target(recipe)
+        # before a base is downloaded: a large model is not trained on a CPU by mistake
+        problems += device.check(target.recipe, target.config)
+    raise_if_any(problems)
     expand_segments(recipe.memory.expandable_segments)
     if recipe.trains:
         # minutes, in which a signal ends the process at once
@@ -51,7 +47,7 @@ def launch(recipe: Recipe, assemble: Callable[..., run.Run] = assembly.assemble)
     stopping.tolerate_lost_terminal()
     output = Path(recipe.trainer_value("output_dir")).expanduser()
     try:
-        prepared = assemble(recipe)
+        prepared = assembly.assemble(target)
     except UserError:
         # nothing was started: remove the lock, and folders that were made for it
         run_lock.RunLock(output, RankSync().rank).release()
@@ -59,7 +55,7 @@ def launch(recipe: Recipe, assemble: Callable[..., run.Run] = assembly.assemble)
             with contextlib.suppress(OSError):
                 folder.rmdir()
         raise
-    except assembly.NothingToDo as nothing:
+    except NothingToDo as nothing:
         if RankSync().rank == 0:
             say(str(nothing))
         _leave(output, RankSync())
@@ -71,7 +67,7 @@ def execute(prepared: run.Run, stop: StopRequest | None = None) -> int:
     """Train a run (RoPE scaling alone has nothing to train) and report it; returns the exit code."""
     rank_sync = RankSync()
     output = prepared.output
-    resumed = prepared.resumed
+    resumed = prepared.job.resumed
     if rank_sync.rank == 0:
         _take_folder(prepared)
     rank_sync.first(None)
@@ -156,7 +152,7 @@ def execute(prepared: run.Run, stop: StopRequest | None = None) -> int:
 def _take_folder(prepared: run.Run) -> None:
     """Make the run's folder this run's: say what is removed or moved, do it, and leave the marker of its beginning."""
     output = prepared.output
-    resumed = prepared.resumed
+    resumed = prepared.job.resumed
     if resumed is not None:
         for folder in checkpoint.abandon(output, resumed.folder, resumed.manifest.step):
             say(f"moved away: {folder.name}; remove it when it is no longer needed")

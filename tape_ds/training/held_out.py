@@ -26,8 +26,10 @@ from tape_ds.scoring.losses import Perplexity, bare, score_blocks, score_spans
 from tape_ds.scoring.span_losses import SpanLosses
 
 Model: TypeAlias = extendable.Model | PeftModel
-Variant: TypeAlias = dict[str, Any] | str | None
-"""``rope_parameters`` to compute with as a plain RoPE model without adapters, WITHOUT_UPDATES for the model with its
+RopeParameters: TypeAlias = dict[str, Any]
+"""In transformers' terms."""
+Variant: TypeAlias = RopeParameters | str | None
+"""RoPE parameters to compute with as a plain RoPE model without adapters, WITHOUT_UPDATES for the model with its
 position state left as it started, or None for the model as it is."""
 Variants: TypeAlias = Mapping[str, Variant]
 Scores: TypeAlias = dict[str, dict[str, SpanLosses]]

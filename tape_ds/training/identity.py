@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from tape_ds import results
 from tape_ds.config import trainer
 from tape_ds.config.kinds import KINDS, RENAMED
@@ -22,6 +20,7 @@ from tape_ds.data.tokenized import tokenizer_fingerprint
 from tape_ds.errors import Problem, redacted
 from tape_ds.fields import FIXED, FREE, RISKY
 from tape_ds.models.files import weight_files
+from tape_ds.targets.target import FetchedModel
 
 COMPUTING = (
     *(
@@ -71,14 +70,8 @@ class Difference:
         return f"{self.name} was {_shown(self.saved)} and is {_shown(self.now)}"
 
 
-def collect(
-    recipe: Recipe,
-    tokenizer: PreTrainedTokenizerBase,
-    fingerprints: Mapping[str, str],
-    base: str | Path | None = None,
-) -> dict[str, Any]:
-    """Return the identity of a run as plain values; ``fingerprints`` of its training data by spec, ``base`` the folder
-    of its pretrained model."""
+def collect(recipe: Recipe, fetched: FetchedModel) -> dict[str, Any]:
+    """Return the identity of a run as plain values, that of its data left out (:func:`of_data`)."""
     decides_nothing = {"launcher"}
     for name, field in recipe.fields().items():
         marks = field.metadata
@@ -92,21 +85,21 @@ def collect(
     for name, value in sorted(values.items()):
         if name not in decides_nothing:
             identity[f"recipe.{name}"] = _plain(value)
-    identity |= of_data(fingerprints)
     shares = shares_of(values.get("train_data", []))
     if shares is not None:
         identity["recipe.train_data.weight"] = shares
 
-    identity["tokenizer"] = tokenizer_fingerprint(tokenizer)
-    if base is not None:
-        for path in sorted(Path(base).glob("*.safetensors")) + sorted(Path(base).glob("*.bin")):
+    identity["tokenizer"] = tokenizer_fingerprint(fetched.tokenizer)
+    if fetched.base is not None:
+        folder = Path(fetched.base.folder)
+        for path in sorted(folder.glob("*.safetensors")) + sorted(folder.glob("*.bin")):
             identity[f"base.{path.name}"] = weight_files.fingerprint(path)
 
     for name, version in sorted(results.versions().items()):
         if name in COMPUTING:
             identity[f"code.{name}"] = version
     identity[COMMIT] = (results.commit() or {}).get("hash")
-    return identity
+    return {**identity, **fetched.identity}
 
 
 def of_data(fingerprints: Mapping[str, str]) -> dict[str, str]:

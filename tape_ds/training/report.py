@@ -34,15 +34,15 @@ def begin(run: Run) -> results.Result:
     of_kind = run.outline()
     rows = {"model": of_kind.pop("model"), "encoding": of_kind.pop("encoding")}
     rows["method"] = (
-        f"{run.method}: {trained / 1e6:,.3f} M parameters trained ({trained / total:.2%})"
+        f"{recipe.method_name}: {trained / 1e6:,.3f} M parameters trained ({trained / total:.2%})"
     )
     # without the names that peft puts around the model's own
     names = tuple(name.removeprefix("base_model.model.") for name in run.names)
     rows["trained"] = summarise(names) or "nothing"
     rows |= of_kind
     rows |= hybrids.lines(run.config)
-    if run.bad_rows.problems:
-        rows["left out"] = str(run.bad_rows)
+    if run.data.bad_rows.problems:
+        rows["left out"] = str(run.data.bad_rows)
     rows["batch"] = _batch(run)
     rows["steps"] = f"{run.steps:,}, seed {arguments.seed}"
     if run.names:
@@ -53,15 +53,14 @@ def begin(run: Run) -> results.Result:
         rows["layout"] = recipe.layout_choice
     rows["engine"] = _engine(run)
     rows["device"] = device.describe(recipe)
-    if run.plan is not None:
-        rows["memory"] = run.plan.summary()
+    rows["memory"] = run.plan.summary()
     rows["results"] = str(run.output)
     tables.print_rows(rows)
     return results.collect(
         command=sys.argv,
         seed=arguments.seed,
         config=recipe.as_dict(),
-        data=run.fingerprints(held_out=True),
+        data=run.job.target.fingerprints(held_out=True),
         processes=arguments.world_size,
     )
 
@@ -133,11 +132,11 @@ def conclude(run: Run, trainer: TapeTrainer, started: results.Result) -> None:
         "parameters": dict(zip(("all", "trained"), run.parameter_counts, strict=True)),
         **run.figures(),
     }
-    if run.bad_rows.problems:
+    if run.data.bad_rows.problems:
         figures["bad_rows"] = [
-            redacted(f"{row.value}: {row.wrong}") for row in run.bad_rows.problems
+            redacted(f"{row.value}: {row.wrong}") for row in run.data.bad_rows.problems
         ]
-        print(f"left out of the data: {run.bad_rows}")
+        print(f"left out of the data: {run.data.bad_rows}")
     if isinstance(run.sequences, MixedSequences):
         by_source = run.sequences.tokens(trainer.state.global_step * run.recipe.global_batch_size)
         figures[TokensBySource.NAME] = by_source

@@ -1,6 +1,6 @@
 """A training run that is ready to start, of any kind, and the trainer made of it.
 
-:mod:`.runs.assembly` assembles a run from its recipe; each kind (a file of :mod:`.runs`) subclasses :class:`Run`.
+Each kind (a file of :mod:`.runs`) subclasses :class:`Run`.
 """
 
 import functools
@@ -8,9 +8,9 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Generic, TypeAlias, TypeVar
 
 import torch
 from deepspeed.utils import set_z3_leaf_modules
@@ -19,25 +19,20 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainingArgum
 
 from tape_ds import encodings
 from tape_ds.checkpoint import trained
-from tape_ds.checkpoint.load import Resumed
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.config import deepspeed_config
 from tape_ds.config.recipe import Recipe
-from tape_ds.data import sources
 from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.left_context import Buckets, ExactWeights, measure
 from tape_ds.data.mix import MixedSequences
-from tape_ds.data.order import collate
-from tape_ds.data.sources import weights
+from tape_ds.data.order import RunSamples, collate
 from tape_ds.distributed.cuts import whole_numel
-from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import raise_if_any
 from tape_ds.methods import init_weights, liger, liger_forwards
 from tape_ds.methods.distillation import Teacher
 from tape_ds.models import decoder, recurrent
 from tape_ds.models.flops import training_flops_per_token
-from tape_ds.models.loading import extendable
-from tape_ds.models.loading.base_model import BaseModel
+from tape_ds.models.loading.extendable import Config
 from tape_ds.planning.prediction import Plan
 from tape_ds.resilience.stopping import StopRequest
 from tape_ds.run_folder import METRICS, RESULTS, TRAINED
@@ -52,59 +47,60 @@ from tape_ds.training.callbacks import (
     TokensBySource,
 )
 from tape_ds.training.environment import isolate_trackers, keep_trackers_in
+from tape_ds.training.job import TrainingJob
 from tape_ds.training.profiling import StepProfiler
 from tape_ds.training.samples import WriteSamples
 from tape_ds.training.trainer import TapeTrainer
 
 logger = logging.getLogger(__name__)
 
+Figures: TypeAlias = dict[str, object]
+"""Plain values by name."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class Run(ABC):
-    """A run on its way from its recipe to a trainer: :func:`.runs.assembly.assemble` fills in field after field."""
+class Data:
+    """What a run has read."""
 
-    recipe: Any
-    """The kind's own subclass of :class:`Recipe`, checked."""
-    base: BaseModel | None = None
-    """The pretrained model that it starts from."""
-    config: extendable.Config
-    """Configuration of the model that is trained."""
-    tokenizer: PreTrainedTokenizerBase
-    identity: Mapping[str, Any] = field(default_factory=dict)
-    """Everything that decides the run's numbers, see :mod:`.identity`."""
-    arguments: Any = None
-    """transformers' ``TrainingArguments``, known when the job has joined."""
-    rank_sync: RankSync = field(default_factory=RankSync)
-    resumed: Resumed | None = None
-    """The checkpoint that the run resumes."""
-    plan: Plan | None = None
+    sequences: RunSamples
+    """The run's samples by number."""
+    bad_rows: BadRows
+    """Rows that were left out; of a stream, those that this process has read."""
+
+
+R = TypeVar("R", bound=Recipe)
+D = TypeVar("D", bound=Data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(ABC, Generic[R, D]):
+    """A run that is ready to train; :func:`.runs.assembly.assemble` makes one."""
+
+    job: TrainingJob[R]
+    data: D
+    plan: Plan
     """Predicted memory."""
-    sequences: Any = None
-    """The run's samples by number, as :class:`tape_ds.data.order.TrainingSequences` serves them."""
-    bad_rows: BadRows = field(default_factory=BadRows)
-    """Rows that were left out of the data; of a stream, those that this process has read."""
-    exact_weights: ExactWeights | None = None
+    exact_weights: ExactWeights | None
     """Weights of targets by their left context."""
-    model: Any = None
-    names: tuple[str, ...] = ()
+    model: nn.Module
+    names: tuple[str, ...]
     """Exact names of the trained parameters."""
-    teacher: Teacher | None = None
+    teacher: Teacher | None
     """The model that the trained one is kept near, see :mod:`tape_ds.methods.distillation`."""
 
     @classmethod
     @abstractmethod
-    def resolve(cls, recipe: Any, base: Any) -> Self:
-        """Resolve the model that a recipe trains: its tokenizer and configuration."""
+    def read_data(cls, job: TrainingJob[R]) -> D:
+        """Read held-out documents and training sequences."""
 
-    @abstractmethod
-    def read_data(self) -> Self:
-        """Return the run with its held-out documents and training sequences."""
-
-    def load_model(self) -> nn.Module:
+    @classmethod
+    def load_model(cls, job: TrainingJob[R], data: D) -> nn.Module:
         """Load the model; here a new one, whose weights follow from the seed."""
-        return init_weights.build(self.config, self.arguments.seed, weights_dtype(self.arguments))
+        arguments = job.arguments
+        return init_weights.build(job.fetched.config, arguments.seed, weights_dtype(arguments))
 
-    def load_teacher(self) -> Teacher | None:
+    @classmethod
+    def load_teacher(cls, job: TrainingJob[R]) -> Teacher | None:
         return None
 
     @abstractmethod
@@ -116,37 +112,48 @@ class Run(ABC):
         """Return callbacks that score the model around training; each stores its results."""
 
     @abstractmethod
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> Figures:
         """Return the scores for ``run.json``."""
 
     @abstractmethod
     def show(self) -> None:
         """Print the scores, and draw them into the results' folder."""
 
-    def fingerprints(self, *, held_out: bool = False) -> dict[str, str]:
-        """Return the fingerprint of each source of training data, with ``held_out`` of evaluation data too, by spec."""
-        data = self.recipe.data
-        specs = weights.specs_of(data.train_data) if self.recipe.trains or held_out else []
-        return {
-            spec: sources.parse(spec).fingerprint() for spec in [*specs, *data.eval_data * held_out]
-        }
+    @property
+    def recipe(self) -> R:
+        return self.job.recipe
+
+    @property
+    def arguments(self) -> TrainingArguments:
+        return self.job.arguments
 
     @property
     def output(self) -> Path:
-        return Path(self.arguments.output_dir)
+        return self.job.output
 
     @property
-    def method(self) -> str:
-        return "full"
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return self.job.fetched.tokenizer
+
+    @property
+    def config(self) -> Config:
+        """Configuration of the model that is trained."""
+        return self.job.fetched.config
+
+    @property
+    def identity(self) -> Mapping[str, object]:
+        """Everything that decides the run's numbers, see :mod:`.identity`."""
+        return self.job.identity
+
+    @property
+    def sequences(self) -> RunSamples:
+        return self.data.sequences
 
     @functools.cached_property
     def record(self) -> TrainedRecord:
-        origin = (
-            {"base": None}
-            if self.base is None
-            else trained.origin(self.base.name, self.base.folder)
-        )
-        return TrainedRecord(**origin, method=self.method, names=self.names)
+        base = self.job.fetched.base
+        origin = {"base": None} if base is None else trained.origin(base.name, base.folder)
+        return TrainedRecord(**origin, method=self.recipe.method_name, names=self.names)
 
     @property
     def mean_tokens(self) -> int:
@@ -164,16 +171,6 @@ class Run(ABC):
     @property
     def steps(self) -> int:
         return int(len(self.sequences) // self.recipe.global_batch_size)
-
-    def measure_weights(self) -> ExactWeights | None:
-        """Return the weights of targets by their left context, measured on the run's first sequences; None where all
-        count the same, or by a model's losses. Raises UserError: the sequences have no such contexts."""
-        chosen = self.recipe.weighting
-        if not self.recipe.trains or chosen.target_weights != "exact":
-            return None
-        buckets = Buckets(chosen.tail(self.recipe.window), chosen.exact_ratio)
-        histogram, samples = measure(self.sequences, buckets)
-        return ExactWeights.measured(histogram, buckets, chosen.exact_extra, samples)
 
     @property
     def attention_span(self) -> float | None:
@@ -194,6 +191,17 @@ class Run(ABC):
             f"{group}, of {sum(map(_numel, group.parameters.values())):,} numbers"
             for group in groups
         )
+
+
+def measure_weights(recipe: Recipe, sequences: RunSamples) -> ExactWeights | None:
+    """Return the weights of targets by their left context, measured on a run's first sequences; None where all count
+    the same, or by a model's losses. Raises UserError: the sequences have no such contexts."""
+    chosen = recipe.weighting
+    if not recipe.trains or chosen.target_weights != "exact":
+        return None
+    buckets = Buckets(chosen.tail(recipe.window), chosen.exact_ratio)
+    histogram, samples = measure(sequences, buckets)
+    return ExactWeights.measured(histogram, buckets, chosen.exact_extra, samples)
 
 
 def _numel(parameter: nn.Parameter) -> int:
@@ -241,7 +249,7 @@ def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
     recipe = run.recipe
     arguments = run.arguments
     output = run.output
-    keep_trackers_in(output, resumed=run.resumed is not None)
+    keep_trackers_in(output, resumed=run.job.resumed is not None)
     use_liger(run)
     # Under ZeRO-3, gather a layer's experts as one: which of them a rank calls depends on its tokens.
     experts = {

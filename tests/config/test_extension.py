@@ -8,7 +8,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, GPTNeoXConfig, GPTNeoX
 
 from tape_ds.config.extension import check_against_model
 from tape_ds.data.pose import Pose
-from tape_ds.training import model_config
+from tape_ds.targets.extension import position_options
 from tests.config.helpers import problems_of, write
 from tests.config.loads import extension as load
 from tests.data.conftest import build_tokenizer
@@ -188,7 +188,7 @@ def test_drope_trains_sequences_of_the_native_length():
         ({}, {"score_scale": 0.103, "trained_length": 8192}),
         *[({"score_scale": None},) * 2],
     ):
-        found = model_config.position_options(
+        found = position_options(
             load(["--recipe", write(**fields, position_options=options)]), nowhere
         )
         assert found == whole

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tape_ds.cli import train
 from tape_ds.config.sections import Optimization, check_trained
 from tape_ds.errors import UserError
+from tape_ds.training import dry_run
 from tests.config import loads
 from tests.config.helpers import write
 
@@ -40,7 +40,7 @@ def test_a_model_of_which_only_its_files_tell_is_asked_later():
     """Fine-tuning takes any model, with its own encoding; the dry run asks it where it is known."""
     recipe = loads.scrolls(["--recipe", "scrolls_tiny", "--position_learning_rate", "10x"])
     with pytest.raises(UserError, match="position_learning_rate"):
-        train.describe(recipe)
+        dry_run.describe(recipe)
     given = Optimization(position_learning_rate=1e-3)
     assert [problem.field for problem in check_trained(given, trained=False)] == [
         "position_learning_rate"

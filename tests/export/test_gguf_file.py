@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from tape_ds.checkpoint import source_model
 from tape_ds.cli import export
 from tape_ds.models.loading import extendable, model_folder
-from tape_ds.training import model_config
+from tape_ds.targets.base import known_base
 from tests.export import gguf_models
 from tests.export.conftest import YARN
 from tests.models.helpers import tokens
@@ -65,7 +65,7 @@ def test_a_plan_reads_the_header_alone(tmp_path, monkeypatch):
     small(tmp_path / "model", scaling="llama3")
     assert write(tmp_path / "model", tmp_path / "x.gguf") == 0
     monkeypatch.setattr(model_folder, "resolve", lambda *_, **__: pytest.fail("it was unpacked"))
-    base = model_config.planned_base(str(tmp_path / "x.gguf"))
+    base = known_base(str(tmp_path / "x.gguf"), online=False)
     assert (
         base.length == gguf_models.LENGTH and base.rope.type == "llama3" and base.rope.window == 256
     )

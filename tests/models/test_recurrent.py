@@ -12,7 +12,7 @@ from transformers.models.qwen3_next import modeling_qwen3_next
 
 from tape_ds.attention.document_layout import DocumentLayout, layout_of_ids
 from tape_ds.config.sections import Optimization
-from tape_ds.methods.prepare import prepare
+from tape_ds.methods.prepare import prepare_model
 from tape_ds.models import decoder, decoder_configuration, recurrent
 from tape_ds.models.flops import decoder_shape, multiply_adds
 from tape_ds.training import parameter_groups
@@ -100,7 +100,7 @@ def test_adapters_are_on_attention_and_by_choice_on_recurrent_layers(family):
     assert set(chosen) == OF_ATTENTION[family]
     model = built(family)
     carriers = tuple(recurrent.carriers(model))
-    trained = prepare(
+    trained = prepare_model(
         "lora", model, settings(lora_targets=chosen, train_position=False, train_norms=False)
     ).names
     assert trained and not any(f"{path}." in name for name in trained for path in carriers)
@@ -110,7 +110,7 @@ def test_adapters_are_on_attention_and_by_choice_on_recurrent_layers(family):
         name.removeprefix("recurrent.") for name in maps if name.startswith("recurrent.")
     } == RECURRENT[family]
     model = built(family)
-    trained = prepare(
+    trained = prepare_model(
         "lora", model, settings(lora_targets=list(maps), train_position=False, train_norms=False)
     ).names
     assert all(".lora_A." in name or ".lora_B." in name for name in trained)
@@ -135,7 +135,7 @@ def test_rates_and_convolutions_do_not_decay(family, method):
     """A convolution has three dimensions, Kimi's rates four."""
     maps = decoder_shape(tiny_config(family)).linear_maps
     targets = [name for name, of_attention in maps.items() if of_attention]
-    model = prepare(
+    model = prepare_model(
         method, built(family), settings(lora_targets=targets, train_position=False)
     ).model
     groups = {

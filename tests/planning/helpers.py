@@ -6,6 +6,7 @@ from tape_ds.distributed.layout import Layout
 from tape_ds.planning import hardware, shape
 from tape_ds.planning.job import Job
 from tape_ds.planning.shape import TrainedShape
+from tape_ds.targets.published import configuration
 
 FROZEN = TrainedShape(norms=True, positions=True)
 LAYOUT = set(Layout.__dataclass_fields__)
@@ -19,7 +20,7 @@ MODELS = {
 
 def published(name, **changes):
     """The configuration of one of these, or of any other that has published sizes."""
-    return shape.published(MODELS.get(name, name), **changes)
+    return configuration(MODELS.get(name, name), **changes)
 
 
 def job(encoding="tape", trained=None, model="llama2-7b", gpu="h100-80", **changes):

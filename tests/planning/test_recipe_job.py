@@ -12,14 +12,14 @@ from tape_ds.cli import plan
 from tape_ds.config import kinds
 from tape_ds.config.extension import ExtensionRecipe
 from tape_ds.config.files import shipped
+from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import UserError
 from tape_ds.installation import ROOT
 from tape_ds.models.loading import model_folder
 from tape_ds.planning import hardware, memory, recipe_job, search, shape
 from tape_ds.planning.prediction import Plan
-from tape_ds.training import model_config
+from tape_ds.targets.find import planned_target
 from tape_ds.training.runs import assembly
-from tape_ds.training.runs.extension import Extension
 from tests.config import loads
 from tests.config.helpers import has_bitsandbytes
 
@@ -29,7 +29,7 @@ PLANNED = {"extend_llama": loads.extension, "pretrain_c4": loads.pretraining}
 
 def asked(*argv, world=8, gpu=A100, load=loads.extension):
     recipe = load(list(argv), world_size=world)
-    return recipe_job.job_of(recipe, model_config.planned_config(recipe), world, gpu)
+    return recipe_job.job_of(recipe, planned_target(recipe).config, world, gpu)
 
 
 def test_a_job_is_read_from_the_recipe():
@@ -80,7 +80,7 @@ def test_adapters_of_another_family_are_counted_by_its_own_maps(given, outputs, 
     ]
     recipe = loads.extension(words, elsewhere=True)
     job = recipe_job.job_of(
-        recipe, model_config.planned_config(recipe, str(tmp_path / "config.json")), 1, A100
+        recipe, planned_target(recipe, str(tmp_path / "config.json")).config, 1, A100
     )
     inputs = [64, 64, 64, 128][: len(outputs)]
     assert job.trained_parameters == 2 * recipe.method.lora_r * (sum(inputs) + sum(outputs))
@@ -110,7 +110,7 @@ def test_disks_zero_plus_plus_and_pieces_are_read_from_the_recipe():
     recipe = replace(
         loads.extension(["--recipe", "llama2_7b_8k"], 8), deepspeed={"zero_optimization": own}
     )
-    layout = recipe_job.job_of(recipe, model_config.planned_config(recipe), 8, A100).layout
+    layout = recipe_job.job_of(recipe, planned_target(recipe).config, 8, A100).layout
     assert (layout.offload_weights, layout.offload_optimizer) == ("nvme", "cpu")
     assert layout.engine.secondary == 4 and layout.engine.reduce_bucket == 500_000_000
     layout = asked(
@@ -130,7 +130,7 @@ def settled(*words, gpu="a100-80", world=8, name="llama2_7b_8k"):
     """A recipe as a GPU takes it; None: no GPU."""
     recipe = loads.extension(["--recipe", name, *words], world_size=world)
     found = None if gpu is None else hardware.find(gpu)
-    return recipe_job.settle(recipe, model_config.planned_config(recipe), found)
+    return recipe_job.settle(recipe, planned_target(recipe).config, found)
 
 
 def layout_of(recipe):
@@ -185,7 +185,7 @@ def test_a_default_batch_does_not_change_with_the_choice():
     )
     one = replace(recipe, global_batch_size=8)  # what is derived where it is not given
     assert (
-        recipe_job.settle(one, model_config.planned_config(one), A100).trainer_value(
+        recipe_job.settle(one, planned_target(one).config, A100).trainer_value(
             "per_device_train_batch_size"
         )
         == 1
@@ -224,16 +224,13 @@ def test_a_checkpoint_s_micro_batch_that_does_not_divide_is_refused(tmp_path):
 def test_a_run_stops_before_it_loads_what_cannot_fit(more, refused, monkeypatch):
     """Unless it is forced to start."""
     monkeypatch.setattr(hardware, "gpu_at_hand", lambda: hardware.find("rtx4090"))
-    monkeypatch.setattr(assembly.device, "check", lambda recipe, config: [])
     recipe = loads.extension(["--recipe", "llama2_7b_8k", *more], world_size=1)
     with (
         pytest.raises(UserError, match="GiB would be needed")
         if refused
         else contextlib.nullcontext()
     ):
-        assembly.require_room(
-            Extension(recipe=recipe, config=model_config.planned_config(recipe), tokenizer=None)
-        )
+        assembly.require_room(recipe, planned_target(recipe).config, RankSync())
 
 
 @pytest.mark.parametrize(
@@ -263,7 +260,7 @@ def test_a_step_of_an_h200_is_near_and_the_page_s(row):
     fields = f"--deepspeed null --per_device_train_batch_size 1 --attention_backend {backend}"
     words = [*fields.split(), "--activation_checkpointing", "false" if kept else "true"]
     recipe = plan.load("llama2_7b_8k", words, 1)
-    job = recipe_job.job_of(recipe, model_config.planned_config(recipe), 1, hardware.find("h200"))
+    job = recipe_job.job_of(recipe, planned_target(recipe).config, 1, hardware.find("h200"))
     predicted = Plan(
         replace(job, documents=int(row["shape"].rpartition("N")[2]))
     ).step.tokens_per_second

@@ -4,7 +4,6 @@ import pytest
 
 from tape_ds import TapeConfig, TapeForCausalLM, encodings
 from tape_ds.encodings import registry
-from tape_ds.errors import UserError
 from tape_ds.methods.prepare import prepare_model
 from tape_ds.planning import shape
 from tape_ds.planning.shape import TrainedShape
@@ -103,15 +102,3 @@ def test_layers_of_every_kind_are_counted(encoding, nope_layers):
         registry.build_layer(config, layer).multiplications_per_token(7.0) for layer in range(6)
     ]
     assert sum(counted) == pytest.approx(fixed + 7 * for_each_key)
-
-
-def test_published_models_have_their_base_frequency():
-    """A plan passed theta = 2e5 for a Llama 3, which the run refused."""
-    for name, theta in {
-        "meta-llama/Meta-Llama-3-8B": 5e5,
-        "smollm2": 1e5,
-        "meta-llama/Llama-2-7b-hf": 1e4,
-    }.items():
-        assert shape.published(name).rope_parameters["rope_theta"] == theta
-    with pytest.raises(UserError, match="model"):
-        shape.published("owner/unknown")

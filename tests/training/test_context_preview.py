@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tape_ds.cli import train
 from tape_ds.config.extension import ExtensionRecipe
 from tape_ds.config.loading import load
 from tape_ds.config.pretraining import PretrainingRecipe
-from tape_ds.training import context_preview
+from tape_ds.training import context_preview, dry_run
 
 
 @pytest.fixture
@@ -42,8 +41,8 @@ def test_a_dry_run_shows_the_context_that_targets_have(recipe):
     assert said["target weights"].startswith("exact: +1 in the mean from 16 tokens")
     assert "in the first 32 windows of each source" in said["left context"]
     assert "16 to 31 " in said["left context"] and "below 16 x1, 16 to 31 x" in said["left context"]
-    plan = train.describe(recipe(target_weights="exact", packing="whole"))
-    assert "left context" in plan and "left context" not in train.describe(recipe())
+    plan = dry_run.describe(recipe(target_weights="exact", packing="whole"))
+    assert "left context" in plan and "left context" not in dry_run.describe(recipe())
 
 
 def test_a_tail_that_no_document_reaches_is_said_before_a_run(recipe):

@@ -8,7 +8,8 @@ from tape_ds.errors import UserError, raise_if_any
 from tape_ds.kernels import jit
 from tape_ds.planning import hardware, shape
 from tape_ds.resilience import stopping
-from tape_ds.training import device, library_checks, model_config
+from tape_ds.targets.find import known_target
+from tape_ds.training import device, library_checks
 from tests.config import loads
 
 LARGE = ["--recipe", "llama2_7b_8k"]
@@ -26,7 +27,8 @@ def no_gpu(monkeypatch):
 
 
 def refusals(recipe):
-    return device.check(recipe, model_config.known_config(recipe) if recipe.trains else None)
+    target = known_target(recipe) if recipe.trains else None
+    return device.check(recipe, None if target is None else target.config)
 
 
 def with_gpus(monkeypatch, count):

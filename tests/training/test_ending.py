@@ -20,8 +20,9 @@ from tape_ds.errors import DiskError, UserError
 from tape_ds.resilience import spikes
 from tape_ds.resilience.stopping import LAUNCHER, StopRequest
 from tape_ds.training import execution
-from tape_ds.training.runs.assembly import NothingToDo, assemble
+from tape_ds.training.job import NothingToDo
 from tape_ds.training.trainer import TapeTrainer
+from tests.training.runs.helpers import assemble
 from tests.training.runs.test_extension import model, recipe
 
 __all__ = ["model"]  # the fixture

@@ -11,7 +11,7 @@ from tape_ds.distributed import rendezvous
 from tape_ds.resilience import stopping
 from tape_ds.resilience.stopping import StopRequest
 from tape_ds.training import execution
-from tape_ds.training.runs.assembly import assemble
+from tests.training.runs.helpers import assemble
 from tests.training.runs.test_extension import model, recipe
 
 __all__ = ["model"]  # the fixture
@@ -90,7 +90,7 @@ def test_a_run_that_has_nothing_to_do_lets_go_of_its_folder(model, monkeypatch, 
         expandable_segments=False,
     )
     for told in ("results:", "finished already, at step 2"):
-        assert execution.launch(asked, assemble) == 0
+        assert execution.launch(asked) == 0
         assert told in capsys.readouterr().out
         assert list((model.parent / "run" / "ranks").iterdir()) == []
 

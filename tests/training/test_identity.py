@@ -2,11 +2,13 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from tape_ds.targets.target import FetchedModel
 from tape_ds.training import identity
 from tests.config import loads
 
@@ -19,9 +21,10 @@ TOKENIZER = PreTrainedTokenizerFast(
 
 def of(*arguments, data=None, base=None):
     recipe = loads.pretraining([*RECIPE, *arguments], world_size=2)
-    return identity.collect(
-        recipe, TOKENIZER, {"text:a": "1", "text:b": "2"} if data is None else data, base
-    )
+    folder = None if base is None else SimpleNamespace(folder=str(base))
+    fetched = FetchedModel(base=folder, config=None, tokenizer=TOKENIZER)
+    read = {"text:a": "1", "text:b": "2"} if data is None else data
+    return identity.of_data(read) | identity.collect(recipe, fetched)
 
 
 def named(changed, anyway=False):

@@ -6,11 +6,10 @@ import pytest
 import torch
 from transformers import get_scheduler
 
-from tape_ds.cli import train
 from tape_ds.config import kinds, loading
 from tape_ds.config.extension import ExtensionRecipe
 from tape_ds.errors import UserError
-from tape_ds.training import library_checks, run
+from tape_ds.training import dry_run, library_checks, run
 from tests.config.loads import extension as load
 
 
@@ -120,7 +119,7 @@ IMPOSSIBLE = {
 def test_what_a_library_refuses_later_is_refused_in_the_dry_run(name):
     field, fields = IMPOSSIBLE[name]
     with pytest.raises(UserError) as refused:
-        train.describe(recipe(**fields))
+        dry_run.describe(recipe(**fields))
     (problem,) = refused.value.problems
     assert problem.field == field
 
@@ -173,7 +172,7 @@ def test_a_package_that_this_machine_lacks_is_another_s_business(monkeypatch):
     monkeypatch.setattr("transformers.Trainer.get_optimizer_cls_and_kwargs", absent)
     asked = recipe(optim="adamw_8bit")
     assert library_checks.check(asked) == []
-    shown = train.describe(asked)
+    shown = dry_run.describe(asked)
     assert "This machine would refuse the run:" in shown and "optim = 'adamw_8bit'" in shown
 
 

@@ -8,7 +8,7 @@ import torch
 from tape_ds.checkpoint import merging
 from tape_ds.checkpoint.trained import read_record
 from tape_ds.training import execution
-from tape_ds.training.runs.assembly import assemble
+from tests.training.runs.helpers import assemble
 from tests.training.runs.test_extension import model, recipe
 
 __all__ = ["model"]  # the fixture

@@ -18,7 +18,7 @@ class Nothing:
     parameter_counts = (10, 1)
     tokens_per_step = 100
     sequences = ()
-    bad_rows = BadRows(3)
+    data = SimpleNamespace(bad_rows=BadRows(3))
 
     def __init__(self, output):
         self.output = output
@@ -50,9 +50,9 @@ def test_a_run_ends_well_without_logs(tmp_path):
 
 def test_rows_that_were_left_out_are_stored(tmp_path):
     run = Nothing(tmp_path)
-    run.bad_rows = BadRows(3)
+    run.data.bad_rows = BadRows(3)
     for line in (2, 5):
-        run.bad_rows.add(
+        run.data.bad_rows.add(
             Problem("train_data", "jsonl:a.jsonl#text", f"a.jsonl:{line} is not JSON", "mend it")
         )
     report.conclude(run, trainer_of([]), results.Result(command=[], started="now"))

@@ -8,8 +8,7 @@ import torch
 
 from tape_ds.errors import Problem, UserError
 from tape_ds.resilience.run_lock import RunLock
-from tape_ds.training import run
-from tape_ds.training.runs import assembly
+from tape_ds.training import job, run
 from tests.config import loads
 
 
@@ -56,8 +55,8 @@ def test_what_one_rank_is_refused_all_are(tmp_path):
     """A rank that continued would wait for it for ever; a problem of both is named once."""
     problem = Problem("output_dir", str(tmp_path), "rank 1 lives in it", "wait")
     with pytest.raises(UserError, match=r"(?s)1 problem found.*rank 1 lives in it"):
-        assembly.lock(tmp_path, TwoRanks([problem]))
-    assert assembly.from_all_ranks([problem], TwoRanks([problem])) == [problem]
+        job.lock(tmp_path, TwoRanks([problem]))
+    assert job.from_all_ranks([problem], TwoRanks([problem])) == [problem]
     RunLock(tmp_path, 0).release()
 
 
@@ -68,5 +67,5 @@ def test_a_rank_on_another_machine_is_another_whatever_its_number(tmp_path):
     holder = json.loads(lock.path.read_text())
     lock.path.write_text(json.dumps(holder | {"host": "elsewhere"}))
     with pytest.raises(UserError, match=r"rank 3: process \d+ on elsewhere"):
-        assembly.lock(tmp_path, TwoRanks([]))
+        job.lock(tmp_path, TwoRanks([]))
     lock.release()

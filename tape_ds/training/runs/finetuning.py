@@ -3,16 +3,15 @@
 Sequences hold prompts and answers, and answers alone are targets; held-out answers are scored before and after.
 """
 
-import hashlib
 import json
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -20,35 +19,34 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from tape_ds import encodings, paths, storage
-from tape_ds.config.finetuning import HELD_OUT, TRAIN, ChatRecipe, FinetuningRecipe
-from tape_ds.data import sources
+from tape_ds.config.finetuning import HELD_OUT, TRAIN, ChatRecipe, FinetuningRecipe, ScrollsRecipe
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.bad_rows import BadRows
-from tape_ds.data.chat import conversations, template
 from tape_ds.data.chat import sequences as chat_sequences
+from tape_ds.data.chat import template
 from tape_ds.data.chat.sequences import CutConversations
 from tape_ds.data.order import AnswerSequences
-from tape_ds.data.scrolls import examples
 from tape_ds.data.scrolls import sequences as scrolls_sequences
 from tape_ds.data.scrolls.sequences import CutText
 from tape_ds.data.selection import spread, token_counts
-from tape_ds.data.tokenized import FIELD_OF
 from tape_ds.distributed.distributed_map import distributed_map
 from tape_ds.encodings import scaling
-from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.models import convert
+from tape_ds.errors import Problem, UserError
 from tape_ds.models.loading import extendable
-from tape_ds.models.loading.base_model import BaseModel
 from tape_ds.models.loading.extendable import Config
 from tape_ds.run_folder import RESULTS
 from tape_ds.scoring import answers, tables
 from tape_ds.scoring.answers import AnswerLoss, Prompt
 from tape_ds.scoring.ruler_questions import HAYSTACK, RULER, RulerQuestion
-from tape_ds.training import identity, model_config
-from tape_ds.training.held_out import ScoredAround, Variants
+from tape_ds.targets.base import PLAIN, BaseModel
+from tape_ds.targets.finetuning import finetuned
+from tape_ds.training import identity
+from tape_ds.training.held_out import Model, ScoredAround, Variants
+from tape_ds.training.job import TrainingJob
 from tape_ds.training.retrieval import Retrieval, draw_ruler, rows_of
-from tape_ds.training.run import Run, sample_count, weights_dtype
+from tape_ds.training.run import Data, Figures, Run, sample_count, weights_dtype
 
+F = TypeVar("F", bound=FinetuningRecipe)
 SCORES = "results/answers.json"
 BEFORE: Variants = {"before": None}
 AFTER: Variants = {"after": None}
@@ -57,10 +55,10 @@ AFTER: Variants = {"after": None}
 def answer_scores(asked: Sequence[Prompt], file: Path) -> ScoredAround:
     """Return the callback that scores reference answers before and after training."""
 
-    def measure(model: Any, variants: Variants) -> dict[str, AnswerLoss]:
+    def measure(model: Model, variants: Variants) -> dict[str, AnswerLoss]:
         return {when: answers.score(model, asked, each=distributed_map) for when in variants}
 
-    def questions(found: AnswerLoss) -> Any:
+    def questions(found: AnswerLoss) -> tuple[int, int]:
         return found.examples, found.targets
 
     def write(path: Path, scores: Mapping[str, AnswerLoss]) -> None:
@@ -76,7 +74,39 @@ def read_scores(path: Path) -> dict[str, AnswerLoss]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finetuning(Run):
+class Tokenised:
+    """A run's texts as tokens."""
+
+    stored: Dataset
+    """Training sequences."""
+    lengths: np.ndarray
+    """Tokens of each text in them, int64 [n]: of sequences, or of the conversations packed into them."""
+    asked: list[Prompt]
+    """Held-out prompts with their answers."""
+    cut: Mapping[str, CutText | CutConversations]
+    """Texts that did not fit, by split."""
+    ends: tuple[int, ...]
+    """Tokens that end an answer."""
+    notes: Mapping[str, str]
+    """Lines of the announcement about the data."""
+    day: str | None = None
+    """The day that a chat template writes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataToFinetune(Data):
+    """What a model learns to answer, and what it is scored on."""
+
+    sequences: AnswerSequences
+    texts: Tokenised
+    config: Config
+    """Configuration of the model, long enough for the longest text."""
+    ruler: list[RulerQuestion]
+    notes: Mapping[str, str]
+    """Lines of the announcement about the data."""
+
+
+class Finetuning(Run[F, DataToFinetune], Generic[F]):
     """A run that fine-tunes a whole model on answers."""
 
     SERVING: ClassVar[type[AnswerSequences]] = AnswerSequences
@@ -84,86 +114,53 @@ class Finetuning(Run):
     TEXTS: ClassVar[str] = "sequences"
     """Texts that positions are counted in."""
 
-    base: BaseModel
-    asked: list[Prompt] = field(default_factory=list)
-    """Held-out prompts with their answers."""
-    cut: Mapping[str, CutText | CutConversations] = field(default_factory=dict)
-    """Texts that did not fit, by split."""
-    ruler: list[RulerQuestion] = field(default_factory=list)
-    ends: tuple[int, ...] = ()
-    """Tokens that end an answer."""
-    notes: Mapping[str, str] = field(default_factory=dict)
-    """Lines of the announcement about the data."""
-
+    @classmethod
     @abstractmethod
-    def tokenise(self, day: date) -> tuple[Self, Dataset, np.ndarray]:
-        """Tokenise the data; ``day`` is that of the run's first start.
-
-        Returns:
-            The run with its prompts and notes; training sequences; tokens of each text in them, int64 [n]: of
-            sequences, or of the conversations packed into them.
-        """
+    def tokenise(cls, job: TrainingJob[F], day: date, bad_rows: BadRows) -> Tokenised:
+        """Tokenise the data; ``day`` is that of the run's first start."""
 
     @classmethod
-    def resolve(cls, recipe: FinetuningRecipe, base: BaseModel) -> Self:
-        model_config.require_fit(recipe, base)
-        tokenizer = tokenizers.load_tokenizer(base.folder, "model")
-        problems = convert.check_rows(base.config, tokenizer)
-        if isinstance(recipe, ChatRecipe):
-            problems += template.give(tokenizer, recipe.data.chat_template, recipe.model.model)
-        elif tokenizer.eos_token_id is None:
-            wrong = "its tokenizer has no EOS token, so no answer could end"
-            remedy = "give a model whose tokenizer names its eos_token"
-            problems.append(Problem("model", recipe.model.model, wrong, remedy))
-        raise_if_any(problems)
-        decides = {}
-        if isinstance(recipe, ChatRecipe):
-            # the model's own template, or the recipe's
-            decides["chat_template"] = hashlib.sha256(
-                tokenizer.get_chat_template().encode()
-            ).hexdigest()
-        config = model_config.finetuned(recipe, base.config)
-        return cls(recipe=recipe, base=base, config=config, tokenizer=tokenizer, identity=decides)
-
-    def read_data(self) -> Self:
-        recipe = self.recipe
+    def read_data(cls, job: TrainingJob[F]) -> DataToFinetune:
+        recipe = job.recipe
         # a chat template may write today's date: a resumed run keeps that of its first start
         first_day = None
-        if self.resumed:
-            first_day = self.resumed.manifest.identity.get(identity.DATE)
-        day = date.fromisoformat(self.rank_sync.first(first_day or date.today().isoformat()))
-        counting = replace(self, bad_rows=BadRows(recipe.data.skip.bad_rows))
-        run, stored, lengths = counting.tokenise(day)
-        sequences = self.SERVING(
-            stored,
-            samples=sample_count(recipe, len(stored)),
-            seed=self.arguments.seed,
+        if job.resumed:
+            first_day = job.resumed.manifest.identity.get(identity.DATE)
+        day = date.fromisoformat(job.rank_sync.first(first_day or date.today().isoformat()))
+        bad_rows = BadRows(recipe.data.skip.bad_rows)
+        texts = cls.tokenise(job, day, bad_rows)
+        sequences = cls.SERVING(
+            texts.stored,
+            samples=sample_count(recipe, len(texts.stored)),
+            seed=job.arguments.seed,
             step_sequences=recipe.global_batch_size,
         )
-        longest = int(lengths.max())
-        notes = {**run.notes, **self._note_beyond(lengths)}
-        short = recipe.note_of_length(longest, self.base.config.max_position_embeddings)
+        longest = int(texts.lengths.max())
+        notes = {**texts.notes, **cls._note_beyond(job, texts.lengths)}
+        short = recipe.note_of_length(longest, job.base.length)
         if short is not None:
             notes["length"] = short
-        return replace(
-            run,
-            config=model_config.finetuned(recipe, self.base.config, longest),
+        return DataToFinetune(
             sequences=sequences,
-            ruler=draw_ruler(self.tokenizer, recipe.ruler),
+            bad_rows=bad_rows,
+            texts=texts,
+            config=finetuned(recipe, job.base, longest),
+            ruler=draw_ruler(job.fetched.tokenizer, recipe.ruler),
             notes=notes,
         )
 
-    def _note_beyond(self, lengths: np.ndarray) -> dict[str, str]:
+    @classmethod
+    def _note_beyond(cls, job: TrainingJob[F], lengths: np.ndarray) -> dict[str, str]:
         """Refuse texts that are longer than the model reaches; where the run is forced, return a line of the
         announcement."""
-        reached = reach(self.base, self.config)
+        reached = reach(job.base, job.fetched.config)
         beyond = int((lengths > reached).sum())
         if not beyond:
             return {}
-        recipe = self.recipe
-        rope = self.base.rope
+        recipe = job.recipe
+        rope = job.base.rope
         limit = int(reached)
-        wrong = f"{beyond:,} of {len(lengths):,} {self.TEXTS} are longer than the model's native length, {limit:,} "
+        wrong = f"{beyond:,} of {len(lengths):,} {cls.TEXTS} are longer than the model's native length, {limit:,} "
         wrong += (
             f"tokens (the longest: {int(lengths.max()):,}), and its RoPE has no scaling for them"
         )
@@ -175,16 +172,17 @@ class Finetuning(Run):
             raise UserError(Problem("max_tokens", recipe.data.max_tokens, wrong, remedy))
         return {"length": wrong}
 
-    def load_model(self) -> extendable.Model:
+    @classmethod
+    def load_model(cls, job: TrainingJob[F], data: DataToFinetune) -> extendable.Model:
         """Load the base, and add the tokens that end an answer to those that end its generation."""
-        model = extendable.load(self.base.folder, self.config, dtype=weights_dtype(self.arguments))
+        model = extendable.load(job.base.folder, data.config, dtype=weights_dtype(job.arguments))
         generation = model.generation_config
         known = generation.eos_token_id
         if known is None:
             known = []
         elif not isinstance(known, list):
             known = [known]
-        missing = [token for token in self.ends if token not in known]
+        missing = [token for token in data.texts.ends if token not in known]
         if missing:
             generation.eos_token_id = [*known, *missing]
             # else transformers may take the configuration's single one instead
@@ -192,12 +190,23 @@ class Finetuning(Run):
         return model
 
     @property
+    def config(self) -> Config:
+        return self.data.config
+
+    @property
+    def identity(self) -> Mapping[str, object]:
+        day = self.data.texts.day
+        if day is None:
+            return self.job.identity
+        return {**self.job.identity, identity.DATE: day}
+
+    @property
     def mean_tokens(self) -> int:
-        return round(float(self.sequences.lengths.mean()))
+        return round(float(self.data.sequences.lengths.mean()))
 
     @property
     def most_tokens(self) -> int:
-        return int(self.sequences.lengths.max())
+        return int(self.data.sequences.lengths.max())
 
     def outline(self) -> dict[str, str]:
         millions = self.parameter_counts[0] / 1e6
@@ -205,14 +214,14 @@ class Finetuning(Run):
         return {
             "model": f"{self.recipe.model.model}, {size}",
             "encoding": encodings.described(self.config),
-            **self.notes,
+            **self.data.notes,
         }
 
     def scoring(self) -> list[TrainerCallback]:
         callbacks: list[TrainerCallback] = []
-        if self.asked:
-            callbacks.append(answer_scores(self.asked, self.output / SCORES))
-        if self.ruler:
+        if self.data.texts.asked:
+            callbacks.append(answer_scores(self.data.texts.asked, self.output / SCORES))
+        if self.data.ruler:
             callbacks.append(self.retrieval.around(self.tokenizer, BEFORE, AFTER))
         return callbacks
 
@@ -220,30 +229,30 @@ class Finetuning(Run):
     def retrieval(self) -> Retrieval:
         """RULER's questions, which may be none."""
         return Retrieval(
-            RULER, self.ruler, self.output / RESULTS / "ruler.json", tables.print_ruler
+            RULER, self.data.ruler, self.output / RESULTS / "ruler.json", tables.print_ruler
         )
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> Figures:
         """Return the loss on held-out answers, what was cut, and the tokens that were read, padding left out."""
-        found = read_scores(self.output / SCORES) if self.asked else {}
-        asked: dict[str, Any] = {}
-        if self.ruler:
+        found = read_scores(self.output / SCORES) if self.data.texts.asked else {}
+        asked: Figures = {}
+        if self.data.ruler:
             asked = {"ruler": rows_of(self.retrieval.read()), "ruler_haystack": HAYSTACK}
         return {
-            "tokens": self.sequences.tokens,
+            "tokens": self.data.sequences.tokens,
             "answer_loss": [{"when": when, **vars(loss)} for when, loss in found.items()],
-            "cut": {name: asdict(cut) for name, cut in self.cut.items()},
+            "cut": {name: asdict(cut) for name, cut in self.data.texts.cut.items()},
             **asked,
         }
 
     def show(self) -> None:
-        found = read_scores(self.output / SCORES) if self.asked else {}
+        found = read_scores(self.output / SCORES) if self.data.texts.asked else {}
         template = "{0.nll:.3f} nats per token, {0.foreseen:.1%} of {0.targets:,} tokens foreseen"
         if found:
             tables.print_rows(
                 {f"answers {when}": template.format(loss) for when, loss in found.items()}
             )
-        if self.ruler:
+        if self.data.ruler:
             self.retrieval.show(self.retrieval.read())
 
 
@@ -251,35 +260,20 @@ def reach(base: BaseModel, config: Config) -> float:
     """Return the tokens of a text that a base model, used as ``config``, has rotary angles for; infinite for another
     encoding, attention without positions, or RoPE that is scaled by the text's length."""
     rope = getattr(config, "rope_parameters", None) or {}
-    is_plain = (
-        getattr(config, "position_encoding", model_config.PLAIN) == model_config.PLAIN
-        and base.rope.is_used
-    )
+    is_plain = getattr(config, "position_encoding", PLAIN) == PLAIN and base.rope.is_used
     if not is_plain or scaling.is_dynamic(rope):
         return math.inf
     return base.rope.reach
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScrollsTuning(Finetuning):
+class ScrollsTuning(Finetuning[ScrollsRecipe]):
     """A run that learns to answer the questions of one data set."""
 
-    def fingerprints(self, *, held_out: bool = False) -> dict[str, str]:
-        data = self.recipe.data
-        splits = [TRAIN]
-        if held_out and data.eval_examples:
-            splits.append(HELD_OUT)
-        prints = {}
-        for split in splits:
-            prints[f"scrolls:{data.dataset}/{split}"] = examples.fingerprint(
-                data.dataset, split, data.data_dir
-            )
-        return prints
-
-    def tokenise(self, day: date) -> tuple[Self, Dataset, np.ndarray]:
+    @classmethod
+    def tokenise(cls, job: TrainingJob[ScrollsRecipe], day: date, bad_rows: BadRows) -> Tokenised:
         # a training sequence for each reference answer; of the held-out questions one for each
-        data = self.recipe.data
-        tokenizer = self.tokenizer
+        data = job.recipe.data
+        tokenizer = job.fetched.tokenizer
         read = partial(
             scrolls_sequences.tokenize,
             data.dataset,
@@ -289,7 +283,7 @@ class ScrollsTuning(Finetuning):
                 data.max_tokens, data.answer_tokens, data.reference_format
             ),
             cache_dir=paths.data_cache(data.data_cache),
-            bad_rows=self.bad_rows,
+            bad_rows=bad_rows,
         )
         held_out = read(HELD_OUT, questions=data.eval_examples) if data.eval_examples else []
         train = read(TRAIN)
@@ -300,36 +294,30 @@ class ScrollsTuning(Finetuning):
         notes = {
             "data": f"{data.named}: {len(train):,} sequences",
             "held out": f"{len(asked):,} questions of {HELD_OUT}" if asked else "nothing",
-            **tokenizers.bos_note(tokenizer, self.config),
+            **tokenizers.bos_note(tokenizer, job.fetched.config),
             **{f"cut, {name}": str(each) for name, each in cut.items()},
         }
-        run = replace(self, asked=asked, cut=cut, ends=(int(tokenizer.eos_token_id),), notes=notes)
-        return run, train, token_counts(train)
+        return Tokenised(
+            stored=train,
+            lengths=token_counts(train),
+            asked=asked,
+            cut=cut,
+            ends=(int(tokenizer.eos_token_id),),
+            notes=notes,
+        )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChatTuning(Finetuning):
+class ChatTuning(Finetuning[ChatRecipe]):
     """A run that learns the assistant's turns of conversations, rendered by the model's own chat template."""
 
     SERVING = chat_sequences.ChatSequences
     TEXTS = "conversations"
 
-    def fingerprints(self, *, held_out: bool = False) -> dict[str, str]:
-        data = self.recipe.data
-        found = {}
-        for split, specs in {"train": data.train_data, "heldout": data.eval_data}.items():
-            if split == "heldout" and not (held_out and data.eval_examples):
-                continue
-            for spec in specs:
-                source = sources.parse(conversations.completed(spec), FIELD_OF[split])
-                found[f"chat:{spec}/{split}"] = conversations.fingerprint(source, split)
-        return found
-
-    def tokenise(self, day: date) -> tuple[Self, Dataset, np.ndarray]:
+    @classmethod
+    def tokenise(cls, job: TrainingJob[ChatRecipe], day: date, bad_rows: BadRows) -> Tokenised:
         # packed training sequences, and every answer of the conversations that are held out
-        data = self.recipe.data
-        tokenizer = self.tokenizer
-        bad_rows = self.bad_rows
+        data = job.recipe.data
+        tokenizer = job.fetched.tokenizer
         cache = paths.data_cache(data.data_cache)
         other = None
         if data.eval_examples and data.eval_data:
@@ -371,7 +359,6 @@ class ChatTuning(Finetuning):
                     asked.append(Prompt(torch.tensor(ids[None]), targets))
 
         packed = chat_sequences.packed(train, cache)
-        decides = dict(self.identity)
         ends, note = _ends(stored, tokenizer)
         origin = ", ".join(data.eval_data) or f"{data.eval_share:.1%} of the conversations"
         notes = {
@@ -380,16 +367,24 @@ class ChatTuning(Finetuning):
             **{f"cut, {name}": str(each) for name, each in cut.items()},
             "end of an answer": note,
         }
+        written_day = None
         if template.is_dated(tokenizer):
             notes["date"] = (
                 f"{day:%d %B %Y} wherever the chat template asks for today's, also after a resume"
             )
-            decides[identity.DATE] = day.isoformat()
+            written_day = day.isoformat()
         unread = sorted(chat_sequences.counted(stored, "unread"))
         if unread:
             notes["not read"] = f"the columns {', '.join(unread)}"
-        run = replace(self, asked=asked, cut=cut, ends=ends, notes=notes, identity=decides)
-        return run, packed, train.lengths
+        return Tokenised(
+            stored=packed,
+            lengths=train.lengths,
+            asked=asked,
+            cut=cut,
+            ends=ends,
+            notes=notes,
+            day=written_day,
+        )
 
 
 def _ends(stored: Dataset, tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ...], str]:

@@ -3,64 +3,63 @@ answers."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 from transformers import TrainerCallback
 
 from tape_ds import encodings
 from tape_ds.config.generated import GeneratedRecipe
-from tape_ds.config.scale import check_model
+from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.generated.arithmetic import ArithmeticTask
 from tape_ds.data.generated.sequences import GeneratedSequences
-from tape_ds.data.generated.task import GeneratedSample, Test, tokenizer_of
+from tape_ds.data.generated.task import GeneratedSample, Test
 from tape_ds.distributed.distributed_map import distributed_map
-from tape_ds.errors import raise_if_any
 from tape_ds.models.changed_positions import evaluated_at
-from tape_ds.models.configuration import TapeConfig
 from tape_ds.run_folder import RESULTS
 from tape_ds.scoring import exact_match, tables
 from tape_ds.scoring.exact_match import AnswerCount
 from tape_ds.scoring.losses import bare
-from tape_ds.training.held_out import ScoredAfter
-from tape_ds.training.run import Run, sample_count
+from tape_ds.training.held_out import Model, ScoredAfter
+from tape_ds.training.job import TrainingJob
+from tape_ds.training.run import Data, Figures, Run, sample_count
 
 SEED = 0
 """Seed of the tests, the same in every run."""
 
 
+Scores: TypeAlias = dict[str, dict[str, float]]
+"""Value of the larger size -> its answers, those that are right, and their share."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class GeneratedRun(Run):
+class DataToGenerate(Data):
+    """Sequences that are drawn as needed."""
+
+    sequences: GeneratedSequences
+
+
+class GeneratedRun(Run[GeneratedRecipe, DataToGenerate]):
     """A run on arithmetic, where an answer is right as a whole, or on addressing, where each token of it counts."""
 
     @classmethod
-    def resolve(cls, recipe: GeneratedRecipe, base: None) -> "GeneratedRun":
-        config = TapeConfig(**recipe.configuration())
-        raise_if_any(check_model(recipe.scale, config))
-        return cls(recipe=recipe, config=config, tokenizer=tokenizer_of(recipe.lengths.task))
-
-    def read_data(self) -> "GeneratedRun":
-        recipe = self.recipe
-        sequences = GeneratedSequences(  # nothing is read: they are drawn as needed
+    def read_data(cls, job: TrainingJob[GeneratedRecipe]) -> DataToGenerate:
+        recipe = job.recipe
+        sequences = GeneratedSequences(
             recipe.lengths.task,
             recipe.lengths.trained,
             samples=sample_count(recipe, sequences=0),
-            seed=self.arguments.seed,
+            seed=job.arguments.seed,
             step_sequences=recipe.global_batch_size,
         )
-        return replace(self, sequences=sequences)
+        return DataToGenerate(sequences=sequences, bad_rows=BadRows())
 
     @property
     def is_arithmetic(self) -> bool:
         return isinstance(self.recipe.lengths.task, ArithmeticTask)
-
-    def fingerprints(self, *, held_out: bool = False) -> dict[str, str]:
-        task = self.recipe.lengths.task
-        kind = "arithmetic" if self.is_arithmetic else "addressing"
-        return {f"{kind}:{task.name}": task.fingerprint(self.recipe.lengths.trained)}
 
     @cached_property
     def held_out(self) -> list[tuple[Test, list[GeneratedSample]]]:
@@ -69,7 +68,7 @@ class GeneratedRun(Run):
 
     @property
     def mean_tokens(self) -> int:
-        return round(self.sequences.mean_tokens)
+        return round(self.data.sequences.mean_tokens)
 
     def outline(self) -> dict[str, str]:
         config = self.config
@@ -96,8 +95,8 @@ class GeneratedRun(Run):
         def tokens(asked: tuple[Test, list[GeneratedSample]]) -> int:
             return max(asked[0].tokens, self.recipe.window)
 
-        def measure(model: Any) -> Any:
-            vocabulary = self.sequences.task.vocabulary
+        def measure(model: Model) -> Scores | list[dict[str, object]]:
+            vocabulary = self.recipe.lengths.task.vocabulary
             found: dict[Test, list[list[bool]]] = {}
             # an encoding may follow from the length beyond the window, so only tests within it are asked together
             for length, group in groupby(sorted(self.held_out, key=tokens), key=tokens):
@@ -108,23 +107,23 @@ class GeneratedRun(Run):
                         exact_match.judge(bare(model), vocabulary, samples, each=distributed_map)
                     )
                 found |= {test: [next(right) for _ in some] for test, some in asked}
-            return self.scores([(test, found[test]) for test, _ in self.held_out])
+            right_of = [(test, found[test]) for test, _ in self.held_out]
+            if self.is_arithmetic:
+                return self.scores(right_of)
+            return [AnswerCount.of(test, some).to_dict() for test, some in right_of]
 
         announcement = f"answering up to {len(tests) * each:,} held-out sequences"
         if tests:
             return [ScoredAfter(announcement, measure, self.file)]
         return []
 
-    def scores(self, found: Sequence[tuple[Test, list[list[bool]]]]) -> Any:
-        """Return the stored scores from each test and which answers of its sequences are right: of arithmetic the
-        share for each value of the larger size."""
-        if not self.is_arithmetic:
-            return [AnswerCount.of(test, some).to_dict() for test, some in found]
+    def scores(self, found: Sequence[tuple[Test, list[list[bool]]]]) -> Scores:
+        """Return the scores of arithmetic from each test and which answers of its sequences are right."""
         # whether all answers of a sequence are right
         by_longest: dict[int, list[bool]] = {}
         for test, some in found:
             by_longest.setdefault(max(test.size), []).extend(map(all, some))
-        scores = {}
+        scores: Scores = {}
         for longest, right in sorted(by_longest.items()):
             scores[str(longest)] = {
                 "correct": sum(right),
@@ -133,32 +132,39 @@ class GeneratedRun(Run):
             }
         return scores
 
-    def figures(self) -> dict[str, Any]:
+    def _stored(self) -> Scores | list[dict[str, object]]:
+        """Return what :meth:`scoring` stored; empty where nothing was."""
         if not self.recipe.tests[0] or not self.file.exists():
             return {}
-        scores = json.loads(self.file.read_text())
+        stored: Scores | list[dict[str, object]] = json.loads(self.file.read_text())
+        return stored
+
+    def figures(self) -> Figures:
+        scores = self._stored()
         if not scores:
             return {}
-        if not self.is_arithmetic:
+        if isinstance(scores, list):
             return {"addressing": scores}
-        correct = sum(score["correct"] for score in scores.values())
-        answers = sum(score["answers"] for score in scores.values())
-        whole = {"correct": correct, "answers": answers, "share": correct / answers}
-        return {"exact_match": {"all": whole, "by_longest": scores}}
+        return {"exact_match": {"all": _together(scores), "by_longest": scores}}
 
     def show(self) -> None:
-        figures = self.figures()
+        scores = self._stored()
+        if not scores:
+            return
         rows = {}
-        if "exact_match" in figures:
-            shares = {
-                f"exact match, longest {size}": score
-                for size, score in figures["exact_match"]["by_longest"].items()
-            }
-            shares["exact match, all trained lengths"] = figures["exact_match"]["all"]
+        if isinstance(scores, list):
+            for values in scores:
+                count = AnswerCount.from_dict(values)
+                rows[f"right at {count.label}"] = str(count)
+        else:
+            shares = {f"exact match, longest {size}": score for size, score in scores.items()}
+            shares["exact match, all trained lengths"] = _together(scores)
             for name, score in shares.items():
                 rows[name] = f"{score['share']:.1%} of {score['answers']:,}"
-        for values in figures.get("addressing", []):
-            count = AnswerCount.from_dict(values)
-            rows[f"right at {count.label}"] = str(count)
-        if rows:
-            tables.print_rows(rows)
+        tables.print_rows(rows)
+
+
+def _together(scores: Scores) -> dict[str, float]:
+    correct = sum(score["correct"] for score in scores.values())
+    answers = sum(score["answers"] for score in scores.values())
+    return {"correct": correct, "answers": answers, "share": correct / answers}

@@ -1,14 +1,13 @@
 """Runs that pretrain a new model: its tokenizer, sequences packed or streamed, and perplexity on held-out documents."""
 
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from tape_ds import encodings, paths
 from tape_ds.config.pretraining import PretrainingRecipe
-from tape_ds.config.scale import check_model
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.mix import MixedSequences, mix
@@ -19,69 +18,68 @@ from tape_ds.data.selection import select
 from tape_ds.data.sources import generated, weights
 from tape_ds.data.stream import StreamedSequences
 from tape_ds.data.tokenized import scored_rows
-from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.models.configuration import TapeConfig
+from tape_ds.errors import Problem, UserError
 from tape_ds.scoring import tables
-from tape_ds.training.held_out import EvalDocument, ScoredAfter, perplexities, read_perplexities
-from tape_ds.training.run import Run, sample_count
+from tape_ds.training.held_out import (
+    EvalDocument,
+    Model,
+    ScoredAfter,
+    perplexities,
+    read_perplexities,
+)
+from tape_ds.training.job import TrainingJob
+from tape_ds.training.run import Data, Figures, Run, sample_count
 
 SCORES = "results/perplexity.json"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pretraining(Run):
-    """A run that trains a model from nothing."""
+Sequences: TypeAlias = TrainingSequences | StreamedSequences | RetrievalSequences | MixedSequences
 
-    held_out: list[EvalDocument] = field(default_factory=list)
-    left_out: int = 0
+
+@dataclass(frozen=True, kw_only=True)
+class DataToPretrain(Data):
+    """What a new model is trained on, and the documents that it is scored on."""
+
+    sequences: Sequences
+    held_out: list[EvalDocument]
+    left_out: int
     """Held-out documents that are too short for the longest length."""
 
-    @classmethod
-    def resolve(cls, recipe: PretrainingRecipe, base: None) -> "Pretraining":
-        data = recipe.data
-        size = recipe.model.vocab_size
-        # one trained on its data, and cached
-        if data.tokenizer is None:
-            assert size is not None, "checked with the recipe"
-            cache = paths.data_cache(data.data_cache)
-            specs = generated.written_text(weights.specs_of(data.train_data))
-            tokenizer = tokenizers.cached(specs, size, cache, data.skip.bad_rows)
-        else:
-            tokenizer = tokenizers.load_tokenizer(data.tokenizer)
-            if size is not None and size != len(tokenizer):
-                wrong = f"the tokenizer {data.tokenizer} has {len(tokenizer)} entries"
-                raise UserError(Problem("vocab_size", size, wrong, "leave it out"))
-        config = TapeConfig(**recipe.configuration(tokenizer))
-        raise_if_any(check_model(recipe.scale, config))
-        return cls(recipe=recipe, config=config, tokenizer=tokenizer)
 
-    def read_data(self) -> "Pretraining":
-        recipe = self.recipe
-        tokenizer = self.tokenizer
+class Pretraining(Run[PretrainingRecipe, DataToPretrain]):
+    """A run that trains a model from nothing."""
+
+    @classmethod
+    def read_data(cls, job: TrainingJob[PretrainingRecipe]) -> DataToPretrain:
+        recipe = job.recipe
+        tokenizer = job.fetched.tokenizer
         bad_rows = BadRows(recipe.data.skip.bad_rows)
         held_out, left_out = held_out_documents(recipe, tokenizer, bad_rows)
         sequences = training_sequences(recipe, tokenizer, bad_rows)
-        return replace(
-            self, held_out=held_out, left_out=left_out, sequences=sequences, bad_rows=bad_rows
+        return DataToPretrain(
+            sequences=sequences, bad_rows=bad_rows, held_out=held_out, left_out=left_out
         )
 
     def outline(self) -> dict[str, str]:
         data = self.recipe.data
         config = self.config
-        if isinstance(self.sequences, MixedSequences):
-            read = self.sequences.origin
-        elif isinstance(self.sequences, RetrievalSequences):
-            read = f"{weights.described(data.train_data)}: {self.sequences.origin}"
-        elif isinstance(self.sequences, StreamedSequences):
-            read = f"{', '.join(self.sequences.specs)}: streamed by {self.sequences.stream.workers} workers"
+        sequences = self.data.sequences
+        if isinstance(sequences, MixedSequences):
+            read = sequences.origin
+        elif isinstance(sequences, RetrievalSequences):
+            read = f"{weights.described(data.train_data)}: {sequences.origin}"
+        elif isinstance(sequences, StreamedSequences):
+            read = f"{', '.join(sequences.specs)}: streamed by {sequences.stream.workers} workers"
         else:
-            read = f"{weights.described(data.train_data)}: {len(self.sequences.stored):,} packed sequences"
+            read = (
+                f"{weights.described(data.train_data)}: {len(sequences.stored):,} packed sequences"
+            )
         held_out = "nothing"
-        if self.held_out:
-            tokens = sum(document.input_ids_1T.shape[1] for document in self.held_out)
-            held_out = f"{len(self.held_out)} documents, {tokens:,} tokens"
-            if self.left_out:
-                held_out += f" ({self.left_out} shorter than the longest length left out)"
+        if self.data.held_out:
+            tokens = sum(document.input_ids_1T.shape[1] for document in self.data.held_out)
+            held_out = f"{len(self.data.held_out)} documents, {tokens:,} tokens"
+            if self.data.left_out:
+                held_out += f" ({self.data.left_out} shorter than the longest length left out)"
         layers = f"{config.num_hidden_layers} layers of {config.hidden_size:,}, {config.num_attention_heads} heads"
         return {
             "model": f"new, {self.parameter_counts[0] / 1e6:,.1f} M parameters, {layers}",
@@ -93,32 +91,32 @@ class Pretraining(Run):
         }
 
     def scoring(self) -> list[TrainerCallback]:
-        if not self.held_out:
+        if not self.data.held_out:
             return []
         lengths = self.recipe.evaluation.eval_lengths
         listed = ", ".join(f"{length:,}" for length in lengths)
 
-        def measure(model: Any) -> dict[int, Any]:
+        def measure(model: Model) -> dict[int, dict[str, object]]:
             return {
                 length: found.to_dict()
-                for length, found in perplexities(model, self.held_out, lengths).items()
+                for length, found in perplexities(model, self.data.held_out, lengths).items()
             }
 
-        announcement = f"scoring {len(self.held_out)} held-out documents at lengths {listed}"
+        announcement = f"scoring {len(self.data.held_out)} held-out documents at lengths {listed}"
         return [ScoredAfter(announcement, measure, self.output / SCORES)]
 
-    def figures(self) -> dict[str, Any]:
-        found = read_perplexities(self.output / SCORES) if self.held_out else {}
+    def figures(self) -> Figures:
+        found = read_perplexities(self.output / SCORES) if self.data.held_out else {}
         return {"perplexity": {str(length): one.to_dict() for length, one in found.items()}}
 
     def show(self) -> None:
-        if self.held_out:
+        if self.data.held_out:
             tables.print_perplexity(read_perplexities(self.output / SCORES), self.recipe.window)
 
 
 def training_sequences(
     recipe: PretrainingRecipe, tokenizer: PreTrainedTokenizerBase, bad_rows: BadRows
-) -> TrainingSequences | StreamedSequences | RetrievalSequences | MixedSequences:
+) -> Sequences:
     data = recipe.data
     cache = paths.data_cache(data.data_cache)
     samples = sample_count(recipe, sequences=0)

@@ -1,7 +1,6 @@
 """A launcher as all of them begin: it reads a recipe, compares the machines, joins, and leaves."""
 
 import sys
-from types import SimpleNamespace
 
 import torch
 from torch import distributed
@@ -9,9 +8,9 @@ from torch import distributed
 from tape_ds.distributed import comparison, rendezvous
 from tape_ds.distributed.processes import leave_process_group
 from tape_ds.errors import command
+from tape_ds.targets.new_model import PretrainingTarget
 from tape_ds.training.environment import end_process, say
 from tape_ds.training.identity import of_data
-from tape_ds.training.run import Run
 from tests.config import loads
 
 
@@ -24,7 +23,7 @@ def main() -> int:
     recipe = loads.pretraining(words)
     if breaks:
         raise KeyError("a library is broken here")
-    identity = of_data(Run.fingerprints(SimpleNamespace(recipe=recipe)))
+    identity = of_data(PretrainingTarget(recipe, None, None).fingerprints())
     comparison.check(recipe.as_dict(), identity, recipe.trainer_value("ddp_timeout"))
     distributed.init_process_group("gloo")
     summed = torch.ones(1)

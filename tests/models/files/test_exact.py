@@ -13,11 +13,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tape_ds.cli import convert as convert_command
-from tape_ds.cli import train
 from tape_ds.errors import UserError
 from tape_ds.models import convert
 from tape_ds.models.files import exact, weight_files
 from tape_ds.models.loading import extendable, known_config
+from tape_ds.targets.find import find_target
+from tape_ds.training import dry_run
 from tape_ds.training.runs import assembly
 from tests.config import loads
 from tests.models import tiny_decoders
@@ -292,10 +293,10 @@ def test_a_run_and_its_dry_run_compare_the_weights_first(plain, tmp_path, monkey
         "deepspeed": "null",
     }
     recipe = loads.extension(flags(fields | {"bf16": "false", "dry_run": "true"}))
-    assert "64 -> 128 positions" in train.describe(recipe)
+    assert "64 -> 128 positions" in dry_run.describe(recipe)
     with_tensors(plain, lambda name: f"module.{name}")
     with pytest.raises(UserError, match="without a place: module"):
-        train.describe(recipe)
-    monkeypatch.setattr(assembly, "_start", lambda run: pytest.fail("it joined the job"))
+        dry_run.describe(recipe)
+    monkeypatch.setattr(assembly, "join", lambda *_: pytest.fail("it joined the job"))
     with pytest.raises(UserError, match="without a place: module"):
-        assembly.assemble(recipe)
+        assembly.assemble(find_target(recipe))

@@ -10,9 +10,9 @@ import pytest
 from huggingface_hub import constants, errors
 from safetensors.numpy import save_file
 
-from tape_ds.cli import train
 from tape_ds.models.files import hub
 from tape_ds.models.loading import known_config
+from tape_ds.training import dry_run
 from tests.config import loads
 from tests.config.conftest import in_a_folder_of_its_own  # noqa: F401
 from tests.config.helpers import problems_of, write
@@ -125,7 +125,7 @@ def asked(tmp_path, monkeypatch):
 
 
 def plan_of(name):
-    return train.describe(loads.extension(["--recipe", write(model=name), "--dry_run"]))
+    return dry_run.describe(loads.extension(["--recipe", write(model=name), "--dry_run"]))
 
 
 def test_a_dry_run_reads_one_file_of_a_hub_id(asked):

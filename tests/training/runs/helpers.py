@@ -5,14 +5,20 @@ import json
 import pytest
 
 from tape_ds.errors import UserError
+from tape_ds.targets.find import find_target
 from tape_ds.training import report
 from tape_ds.training.run import build_trainer
-from tape_ds.training.runs.assembly import assemble
+from tape_ds.training.runs import assembly
 
 
 def flags(fields):
     """A command line that gives these fields."""
     return [part for name, value in fields.items() for part in (f"--{name}", str(value))]
+
+
+def assemble(recipe):
+    """The run of a recipe, up to its trainer."""
+    return assembly.assemble(find_target(recipe))
 
 
 def complete(run):

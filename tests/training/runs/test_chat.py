@@ -17,12 +17,12 @@ from tape_ds.scoring import answers
 from tape_ds.scoring.generation import ends_of
 from tape_ds.training.run import build_trainer
 from tape_ds.training.runs import finetuning
-from tape_ds.training.runs.assembly import assemble
 from tape_ds.training.runs.finetuning import _ends
+from tests import hub_cache
 from tests.config.loads import chat
 from tests.data.chat.chatml import CHATML, DATED, MARKED, conversation, tokenizer, write
 from tests.models.helpers import tiny_config
-from tests.training.runs.helpers import complete, flags, refusals
+from tests.training.runs.helpers import assemble, complete, flags, refusals
 
 ENCODINGS = ("tape", "alibi", "sincos")
 TALKS = [
@@ -67,7 +67,7 @@ def save(model, folder, template=CHATML):
 
 def recipe(place, model="llama", **changes):
     fields = {
-        "model": place / model,
+        "model": model if "/" in str(model) else place / model,
         "train_data": f"jsonl:{place}/train.jsonl",
         "data_cache": place / "cache",
         "max_tokens": 128,
@@ -120,8 +120,8 @@ def test_packed_is_one_by_one(place, model):
 def test_held_out_answers_are_scored_as_they_are_learnt(place):
     """Each after its prompt gives the loss that the whole conversation's labels give."""
     run = assemble(recipe(place, eval_data=f"jsonl:{place}/held_out.jsonl", eval_examples=1))
-    assert len(run.asked) == 2
-    found = answers.score(run.model, run.asked)
+    assert len(run.data.texts.asked) == 2
+    found = answers.score(run.model, run.data.texts.asked)
     turns = json.loads((place / "held_out.jsonl").read_text().splitlines()[0])["messages"]
     write(place / "same.jsonl", [turns])
     same = assemble(recipe(place, train_data=f"jsonl:{place}/same.jsonl"))
@@ -136,7 +136,7 @@ def test_a_share_is_held_out_of_the_sequences_and_columns_that_are_not_read_are_
     run = assemble(
         recipe(place, eval_share=0.25, train_data=write(tmp_path / "x.jsonl", TALKS, source="web"))
     )
-    assert (run.cut["train"].read, run.cut["held out"].read) == (30, 10)
+    assert (run.data.texts.cut["train"].read, run.data.texts.cut["held out"].read) == (30, 10)
     assert run.outline()["not read"] == "the columns source"
 
 
@@ -238,6 +238,12 @@ def test_a_resumed_run_reads_the_date_of_its_first_start(place, tmp_path, monkey
 
 def problems(place, **changes):
     return refusals(recipe(place, **changes))
+
+
+def test_no_weights_are_fetched_for_a_model_without_a_chat_template(place, tmp_path, monkeypatch):
+    name = hub_cache.without_weights(monkeypatch, tmp_path, place / "bare")
+    (problem,) = problems(place, model=name).values()
+    assert problem.field == "chat_template"
 
 
 def test_what_only_the_tokens_can_tell(place, tmp_path):

@@ -1,7 +1,6 @@
 """What an extension run assembles, where it can be told without an engine."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,15 +10,14 @@ from transformers import PreTrainedTokenizerFast
 
 from tape_ds import TapeForCausalLM
 from tape_ds.errors import UserError
-from tape_ds.models.files import hub, weight_files
-from tape_ds.training import report
+from tape_ds.models.files import weight_files
+from tape_ds.training import execution, report
 from tape_ds.training.run import build_trainer
-from tape_ds.training.runs.assembly import assemble
 from tests import hub_cache
 from tests.config.loads import extension as load
 from tests.integration.conftest import make_tiny
 from tests.models.helpers import randomised, tiny_config, tokens
-from tests.training.runs.helpers import complete, flags, refusals
+from tests.training.runs.helpers import assemble, complete, flags, refusals
 
 TEXT = "one two three four five six seven eight nine ten eleven twelve\n" * 60
 
@@ -145,7 +143,7 @@ def test_held_out_documents_of_one_name_get_different_names(model):
         (model.parent / folder / "long.txt").write_text(folder + " " + TEXT)
         specs.append(f"text:{model.parent}/{folder}/*.txt")
     prepared = assemble(recipe(model, eval_data=",".join(specs)))
-    names = [document.name for document in prepared.held_out]
+    names = [document.name for document in prepared.data.held_out]
     assert names == ["long.txt", f"long.txt ({specs[1]})"]
 
 
@@ -153,10 +151,9 @@ def test_passkeys_are_asked_of_every_method_alike(model):
     """Prompts follow from the seed and the recipe's lengths; no held-out text is needed for them."""
     asked = {"passkey_lengths": "400,500", "passkey_trials": 3, "seed": 5}
     one, other = (assemble(recipe(model, method=name, **asked)) for name in ("norms", "lora"))
-    assert [(prompt.length, prompt.trial) for prompt in one.prompts] == [
-        (n, t) for n in (400, 500) for t in range(3)
-    ]
-    assert one.prompts == other.prompts
+    drawn = [(prompt.length, prompt.trial) for prompt in one.data.prompts]
+    assert drawn == [(n, t) for n in (400, 500) for t in range(3)]
+    assert one.data.prompts == other.data.prompts
     (asking,) = one.scoring()
     assert asking.file.name == "passkey.json" and list(asking.before) == ["untouched"]
     assert list(asking.after) == ["norms, trained"]
@@ -168,11 +165,11 @@ def test_rulers_questions_are_asked_of_every_variant(model):
     """The same ones for every method; each variant's replies are scored by task and length."""
     asked = {"ruler_lengths": "1k", "ruler_tasks": "vt,fwe", "ruler_samples": 2}
     one, other = (assemble(recipe(model, method=name, **asked)) for name in ("norms", "lora"))
-    assert [(each.task, each.length, each.number) for each in one.ruler] == [
+    assert [(each.task, each.length, each.number) for each in one.data.ruler] == [
         (task, 1024, number) for task in ("vt", "fwe") for number in (0, 1)
     ]
-    assert one.ruler == other.ruler
-    assert all(len(each.ids) + each.new_tokens <= 1024 for each in one.ruler)
+    assert one.data.ruler == other.data.ruler
+    assert all(len(each.ids) + each.new_tokens <= 1024 for each in one.data.ruler)
     (asking,) = one.scoring()
     assert asking.file.name == "ruler.json" and list(asking.after) == ["norms, trained"]
     found = asking.measure(one.model, asking.before)
@@ -189,7 +186,9 @@ def test_rulers_questions_are_asked_of_every_variant(model):
 
 MISTAKES = {
     "a family without positions": ({"model_type": "bert"}, {}, "model"),
+    "a model that has the length": ({"max_position_embeddings": 128}, {}, "target_length"),
     "a target that the base has not": ({}, {"lora_targets": ["query"]}, "lora_targets"),
+    "an encoding that would be lost": ({"position_encoding": "fire"}, {}, "position_encoding"),
     "a folder with another run's files": ({}, {}, "output_dir"),
     "a tokenizer with more entries than rows": ({"vocab_size": 3}, {}, "model"),
 }
@@ -199,24 +198,29 @@ MISTAKES = {
 def test_no_weights_are_fetched_for_a_run_that_cannot_start(model, tmp_path, monkeypatch, mistake):
     """A base of the hub was downloaded whole, 140 GB of it, and the message came then."""
     config, fields, named = MISTAKES[mistake]
-    small = tmp_path / "small"
-    shutil.copytree(model, small, ignore=shutil.ignore_patterns("*.safetensors"))
-    content = json.loads((small / "config.json").read_text())
-    (small / "config.json").write_text(json.dumps({**content, **config}))
-    hub_cache.put(monkeypatch, tmp_path / "hub", "org/tiny", {"a" * 40: small}, {"main": "a" * 40})
+    name = hub_cache.without_weights(monkeypatch, tmp_path, model, **config)
     output = tmp_path / "run"
     if named == "output_dir":
         (output / "trained").mkdir(parents=True)
         (output / "trained" / "mine.txt").write_text("mine")
-
-    def download(name, *, with_weights=True):
-        assert not with_weights, "weights were asked for"
-        return small
-
-    monkeypatch.setattr(hub, "download", download)
     assert list(
-        refusals(recipe(model, model="org/tiny", output_dir=output, method="lora", **fields))
+        refusals(recipe(model, model=name, output_dir=output, method="lora", **fields))
     ) == [named]
+
+
+def test_what_the_model_a_library_and_the_device_refuse_is_one_message(
+    model, tmp_path, monkeypatch
+):
+    """The model's part came after its download, and alone."""
+    name = hub_cache.without_weights(monkeypatch, tmp_path, model)
+    wrong = {"lora_targets": ["query"], "optim_args": "momentum=0.9"}
+    with pytest.raises(UserError) as refused:
+        execution.launch(recipe(model, model=name, method="lora", **wrong))
+    assert {problem.field for problem in refused.value.problems} == {"lora_targets", "optim_args"}
+    half = {"fp16": "true", "use_cpu": "true", "optim_args": "momentum=0.9"}
+    with pytest.raises(UserError) as refused:
+        execution.launch(recipe(model, model=name, method="lora", **half))
+    assert {problem.field for problem in refused.value.problems} == {"fp16", "optim_args"}
 
 
 def test_long_documents_are_read_again_and_said_so(model):

@@ -14,7 +14,7 @@ from tape_ds.errors import UserError
 from tape_ds.export import folder
 from tape_ds.training.execution import execute
 from tape_ds.training.runs import extension
-from tape_ds.training.runs.assembly import assemble
+from tests.training.runs.helpers import assemble
 from tests.training.runs.test_extension import TEXT, recipe
 from tests.training.runs.test_extension import model as words  # noqa: F401  (a folder with a tokenizer, and text next to it)
 

@@ -11,14 +11,14 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from tape_ds import TapeForCausalLM, encodings
 from tape_ds.data.order import collate
 from tape_ds.errors import Problem, UserError
-from tape_ds.models.loading.base_model import BaseModel
+from tape_ds.targets.base import BaseModel
 from tape_ds.training.run import build_trainer
 from tape_ds.training.runs import assembly, finetuning
-from tape_ds.training.runs.assembly import assemble
+from tests import hub_cache
 from tests.config.loads import scrolls as load
 from tests.data.conftest import build_tokenizer
 from tests.models.helpers import tiny_config
-from tests.training.runs.helpers import flags, refusals
+from tests.training.runs.helpers import assemble, flags, refusals
 
 PLACES = ["mill", "harbour", "archive", "quarry"]
 
@@ -61,7 +61,7 @@ def save(model, folder):
 
 def recipe(place, model="llama", **changes):
     fields = {
-        "model": place / model,
+        "model": model if "/" in str(model) else place / model,
         "dataset": "qasper",
         "data_dir": place / "data",
         "data_cache": place / "cache",
@@ -213,11 +213,20 @@ def problems(place, **changes):
     return refusals(recipe(place, **changes))
 
 
+def test_no_weights_are_fetched_for_answers_that_could_not_end(place, tmp_path, monkeypatch):
+    name = hub_cache.without_weights(monkeypatch, tmp_path, place / "llama")
+    settings = tmp_path / "small" / "tokenizer_config.json"
+    content = json.loads(settings.read_text())
+    settings.write_text(json.dumps({**content, "eos_token": None}))
+    (problem,) = problems(place, model=name).values()
+    assert "no EOS token" in problem.wrong
+
+
 def test_a_run_that_does_not_fit_is_refused_before_its_text_is_tokenised(place, monkeypatch):
     """It came after hours of it."""
     monkeypatch.setattr(
-        assembly.device, "check", lambda *_: [Problem("memory", "1 GiB", "too little", "more")]
+        assembly.search, "refusal", lambda *_: [Problem("memory", "1 GiB", "too little", "more")]
     )
     monkeypatch.setattr(finetuning.ScrollsTuning, "tokenise", lambda *_: pytest.fail("tokenised"))
     with pytest.raises(UserError, match="too little"):
-        assemble(recipe(place))
+        assemble(recipe(place, force="false"))

@@ -11,9 +11,8 @@ from tape_ds.data.generated import TASKS
 from tape_ds.data.order import collate
 from tape_ds.training.run import build_trainer
 from tape_ds.training.runs import generated
-from tape_ds.training.runs.assembly import assemble
 from tests.config.loads import generated as load
-from tests.training.runs.helpers import complete, flags
+from tests.training.runs.helpers import assemble, complete, flags
 
 FIELDS = {
     "hidden_size": 32,

@@ -16,10 +16,9 @@ from tape_ds.models.changed_positions import evaluated_at
 from tape_ds.scoring.losses import score_blocks
 from tape_ds.training.held_out import perplexities
 from tape_ds.training.run import build_trainer
-from tape_ds.training.runs.assembly import assemble
 from tape_ds.training.runs.pretraining import SCORES
 from tests.config.loads import pretraining as load
-from tests.training.runs.helpers import complete, flags
+from tests.training.runs.helpers import assemble, complete, flags
 
 FUNCTION = "def function_{0}(value):\n    # adds {0}.\n    return value + {0}\n\n"
 
@@ -98,11 +97,17 @@ def test_an_encoding_takes_what_it_needs_from_the_tokenizer(texts):
 
 def test_held_out_documents_are_whole_blocks_of_the_longest_length(texts):
     run = assemble(recipe(texts))
-    lengths = [document.input_ids_1T.shape[1] for document in run.held_out]
-    assert [document.name for document in run.held_out] == ["0.txt", "1.txt"] and run.left_out == 1
+    lengths = [document.input_ids_1T.shape[1] for document in run.data.held_out]
+    assert [document.name for document in run.data.held_out] == [
+        "0.txt",
+        "1.txt",
+    ] and run.data.left_out == 1
     assert lengths[0] == lengths[1] >= 512 and all(length % 128 == 0 for length in lengths)
     capped = assemble(recipe(texts, eval_tokens=lengths[0] + 300))
-    assert [document.input_ids_1T.shape[1] for document in capped.held_out] == [lengths[0], 256]
+    assert [document.input_ids_1T.shape[1] for document in capped.data.held_out] == [
+        lengths[0],
+        256,
+    ]
     with pytest.raises(UserError, match="no document has 100000 tokens") as caught:
         assemble(recipe(texts, eval_lengths="32,100000"))
     assert caught.value.problems[0].field == "eval_data"
@@ -126,7 +131,7 @@ def test_a_run_trains_scores_and_leaves_a_whole_model(texts, tmp_path):
         and model.config.max_position_embeddings == 32
     )
     assert tokenizer("def f").input_ids == run.tokenizer("def f").input_ids
-    documents = [document.input_ids_1T for document in run.held_out]
+    documents = [document.input_ids_1T for document in run.data.held_out]
     assert score_blocks(model, documents, 64).nll == pytest.approx(
         figures["perplexity"]["64"]["nll"], abs=1e-6
     )
@@ -165,12 +170,12 @@ def test_yarn_is_scaled_where_it_is_scored_and_not_where_it_is_trained(texts):
     rope_parameters += '"original_max_position_embeddings": 32}'
     run = assemble(recipe(texts, position_encoding="yarn", rope_parameters=rope_parameters))
     rope = assemble(recipe(texts))
-    documents = [document.input_ids_1T for document in run.held_out]
+    documents = [document.input_ids_1T for document in run.data.held_out]
     with torch.no_grad():
         for model in (run.model, rope.model):
             model.lm_head.weight.mul_(40)  # sharp enough for angles to tell
     found, plain = (
-        perplexities(model, run.held_out, [32, 128]) for model in (run.model, rope.model)
+        perplexities(model, run.data.held_out, [32, 128]) for model in (run.model, rope.model)
     )
     assert found[32].nll == plain[32].nll
     with evaluated_at(run.model, 128):
@@ -194,10 +199,11 @@ def test_a_run_goes_on_with_data_that_were_copied(texts, tmp_path, monkeypatch):
 
     def one_more(step):
         run = assemble(recipe(texts, max_steps=step, resume_anyway="true", **given))
+        resumed = run.job.resumed
         build_trainer(run).train(
-            resume_from_checkpoint=None if run.resumed is None else str(run.resumed.folder)
+            resume_from_checkpoint=None if resumed is None else str(resumed.folder)
         )
-        return None if run.resumed is None else run.resumed.manifest.step
+        return None if resumed is None else resumed.manifest.step
 
     with dated_identities():
         assert one_more(1) is None
@@ -225,7 +231,7 @@ def test_resumed_equals_uninterrupted_to_the_last_digit(texts, tmp_path, encodin
     changes["resume_from_checkpoint"] = tmp_path / "whole" / "checkpoint-3"
     run = assemble(recipe(texts, output_dir=tmp_path / "rest", **changes))
     rest = build_trainer(run)
-    rest.train(resume_from_checkpoint=str(run.resumed.folder))
+    rest.train(resume_from_checkpoint=str(run.job.resumed.folder))
     mine, theirs = (
         [entry["loss"] for entry in one.state.log_history if "loss" in entry]
         for one in (rest, whole)

@@ -7,10 +7,9 @@ import pytest
 
 from tape_ds.errors import UserError
 from tape_ds.training.run import build_trainer
-from tape_ds.training.runs.assembly import assemble
 from tests.data.conftest import build_tokenizer
 from tests.data.sources import token_writers as write
-from tests.training.runs.helpers import complete
+from tests.training.runs.helpers import assemble, complete
 from tests.training.runs.test_pretraining import recipe
 
 DOCUMENTS = [
@@ -65,7 +64,7 @@ def test_a_run_trains_on_token_files_and_goes_on(texts, tmp_path, streaming):
     resumed = {**given, "resume_from_checkpoint": tmp_path / "whole" / "checkpoint-2"}
     run = assemble(recipe(texts, **changes(texts, tmp_path / "rest", **resumed)))
     rest = build_trainer(run)
-    rest.train(resume_from_checkpoint=str(run.resumed.folder))
+    rest.train(resume_from_checkpoint=str(run.job.resumed.folder))
     mine, theirs = (
         [entry["loss"] for entry in one.state.log_history if "loss" in entry]
         for one in (rest, whole)

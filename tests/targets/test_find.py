@@ -1,4 +1,4 @@
-"""The configuration of the model that a recipe will train, looked at beforehand."""
+"""The model that a recipe trains, found from small files."""
 
 import pytest
 import torch
@@ -7,16 +7,19 @@ from safetensors.torch import save_file
 from tape_ds.errors import UserError
 from tape_ds.models.loading import extendable, model_folder
 from tape_ds.planning import shape
-from tape_ds.training import model_config
+from tape_ds.targets.base import find_base, known_base
+from tape_ds.targets.find import find_target, known_target, planned_target
+from tape_ds.targets.finetuning import finetuned
+from tape_ds.targets.published import configuration
 from tests.config import loads
 
 
 def test_a_folders_configuration_stands_in_for_the_recipes_model(tmp_path):
-    shape.published("meta-llama/Llama-2-13b-hf").save_pretrained(tmp_path)
+    configuration("meta-llama/Llama-2-13b-hf").save_pretrained(tmp_path)
     recipe = loads.extension(["--recipe", "llama2_7b_8k"], world_size=8)
     for given in (tmp_path, tmp_path / "config.json"):
-        assert model_config.planned_config(recipe, str(given)).hidden_size == 5120
-        assert model_config.planned_base(str(given)).config.hidden_size == 5120
+        assert planned_target(recipe, str(given)).config.hidden_size == 5120
+        assert find_base(str(given)).config.hidden_size == 5120
 
 
 def test_a_look_reads_no_model_that_is_not_at_hand(monkeypatch, tmp_path):
@@ -25,39 +28,43 @@ def test_a_look_reads_no_model_that_is_not_at_hand(monkeypatch, tmp_path):
     monkeypatch.setattr(
         "tape_ds.data.tokenizer.load_tokenizer", lambda tokenizer: pytest.fail(tokenizer)
     )
+    assert known_target(loads.extension(["--model", "somebody/llama-11b"], world_size=1)) is None
     assert (
-        model_config.known_config(loads.extension(["--model", "somebody/llama-11b"], world_size=1))
-        is None
-    )
-    assert (
-        model_config.known_config(loads.extension(["--model", "smollm2"], world_size=1)).hidden_size
+        known_target(loads.extension(["--model", "smollm2"], world_size=1)).config.hidden_size
         == 576
     )
-    shape.published("meta-llama/Llama-2-13b-hf").save_pretrained(tmp_path)
+    configuration("meta-llama/Llama-2-13b-hf").save_pretrained(tmp_path)
     save_file({"x": torch.ones(1)}, tmp_path / "model.safetensors")
     (tmp_path / "tokenizer.json").write_text("{}")
     local = loads.extension(["--recipe", "llama2_7b_8k", "--model", str(tmp_path)], world_size=1)
-    assert model_config.known_config(local).hidden_size == 5120
+    assert known_target(local).config.hidden_size == 5120
     own = loads.pretraining(
         ["--recipe", "c4_155m_tape", "--tokenizer", "somebody/words", "--vocab_size", "null"], 1
     )
-    assert model_config.known_config(own) is None
+    assert known_target(own) is None
+
+
+def test_a_run_finds_its_model_before_anything_is_unpacked(monkeypatch):
+    """Of a GGUF file the header is enough for every check; unpacking one of 7 B takes minutes."""
+    monkeypatch.setattr(model_folder, "resolve", lambda *_, **__: pytest.fail("it was unpacked"))
+    found = find_target(loads.extension(["--model", "smollm2"], world_size=1))
+    assert (found.base.folder, found.base.length, found.config.hidden_size) == ("", 8192, 576)
 
 
 def test_smollm2_is_planned_by_the_sizes_that_it_has():
     unpacked = extendable.read(model_folder.resolve("smollm2"))
     found = shape.sizes(extendable.configure(unpacked, position_encoding="rope"))
-    assert shape.sizes(shape.published("smollm2")) == found
+    assert shape.sizes(configuration("smollm2")) == found
 
 
 def test_a_base_that_has_the_encoding_keeps_its_options(tmp_path):
     """The planner counted the default rank, whatever the model had."""
-    shape.published(
+    configuration(
         "smollm2", position_encoding="tape", position_options={"rank": 5}
     ).save_pretrained(tmp_path)
-    found = model_config.planned_config(
+    found = planned_target(
         loads.extension(["--method", "tape"], world_size=1), str(tmp_path)
-    )
+    ).config
     assert found.position_options["rank"] == 5
 
 
@@ -75,7 +82,7 @@ def test_a_new_model_that_cannot_be_cut_is_refused_beforehand():
     ]
     recipe = loads.pretraining(["--recipe", "tiny", "--position_encoding", "rope", *words], 4)
     with pytest.raises(UserError, match="tensor_parallel_size"):
-        model_config.known_config(recipe)
+        known_target(recipe)
 
 
 def test_log_scale_begins_at_the_length_that_a_model_has_natively(tmp_path):
@@ -86,7 +93,7 @@ def test_log_scale_begins_at_the_length_that_a_model_has_natively(tmp_path):
         "--position_options",
         "{log_scale: all, log_scale_by: positions}",
     ]
-    found = model_config.planned_config(loads.extension(words, world_size=1))
+    found = planned_target(loads.extension(words, world_size=1)).config
     assert found.max_position_embeddings == 16384
     assert found.position_options == {
         "log_scale": "all",
@@ -95,27 +102,23 @@ def test_log_scale_begins_at_the_length_that_a_model_has_natively(tmp_path):
     }
     own = [*words[:2], "--position_options", "{log_scale: all, log_scale_from: 4096}"]
     assert (
-        model_config.planned_config(loads.extension(own, world_size=1)).position_options[
-            "log_scale_from"
-        ]
+        planned_target(loads.extension(own, world_size=1)).config.position_options["log_scale_from"]
         == 4096
     )
 
 
 def test_a_model_keeps_the_length_where_its_log_scale_begins(tmp_path):
     """It moved with max_position_embeddings: an extended or fine-tuned model computed other scores than its base."""
-    shape.published(
+    configuration(
         "smollm2", position_encoding="rope", position_options={"log_scale": "all"}
     ).save_pretrained(tmp_path)
     kept = {"log_scale": "all", "log_scale_from": 8192}
     extended = loads.extension(
         ["--recipe", "smollm2_16k_lora", "--position_options", "{}"], world_size=1
     )
-    assert model_config.planned_config(extended, str(tmp_path)).position_options == kept
-    base = model_config.planned_base(str(tmp_path)).config
-    tuned = model_config.finetuned(loads.chat(["--max_tokens", "16k"], world_size=1), base)
+    assert planned_target(extended, str(tmp_path)).config.position_options == kept
+    base = find_base(str(tmp_path))
+    tuned = finetuned(loads.chat([], world_size=1), base, 16384)
     assert tuned.max_position_embeddings == 16384 and tuned.position_options == kept
-    plain = shape.published("smollm2", position_encoding="rope")
-    assert not model_config.finetuned(
-        loads.chat(["--max_tokens", "16k"], world_size=1), plain
-    ).position_options
+    plain = known_base("smollm2", online=False)
+    assert not finetuned(loads.chat([], world_size=1), plain, 16384).position_options

@@ -7,20 +7,20 @@ import pytest
 
 from tape_ds import run_folder
 from tape_ds.cli import plan as tools_plan
-from tape_ds.cli import train
 from tape_ds.config import files
 from tape_ds.engines import forms
 from tape_ds.errors import UserError
 from tape_ds.export import config_json
 from tape_ds.planning import hardware, recipe_job
 from tape_ds.resilience import run_lock
-from tape_ds.training import model_config
+from tape_ds.targets.find import known_target
+from tape_ds.training import dry_run
 from tests.config import loads
 from tests.config.loads import extension as load
 
 
 def test_scaling_alone_needs_no_batch_that_divides():
-    lines = train.describe(load(["--method", "yarn", "--max_steps", "-1"], world_size=3))
+    lines = dry_run.describe(load(["--method", "yarn", "--max_steps", "-1"], world_size=3))
     assert (
         "yarn, training nothing" in lines
         and "no DeepSpeed" in lines
@@ -34,7 +34,7 @@ def test_the_plan_says_which_engines_will_serve_it():
     served = [
         next(
             each
-            for each in train.describe(load([*words, *more], world_size=1)).splitlines()
+            for each in dry_run.describe(load([*words, *more], world_size=1)).splitlines()
             if "served " in each
         )
         for more in ([], ["--rope_parameters.attention_factor", "1.0"], ["--method", "tape+lora"])
@@ -52,9 +52,9 @@ def test_the_plan_says_which_engines_will_serve_it():
 def test_shipped_recipes_use_the_form_of_yarn_that_most_engines_read():
     seen = []
     for name in files.recipes_of("extend_llama"):
-        config = model_config.known_config(load(["--recipe", name, "--dry_run"], world_size=1))
-        if config is not None:
-            form = forms.form_of(config_json.planned(config))
+        target = known_target(load(["--recipe", name, "--dry_run"], world_size=1))
+        if target is not None:
+            form = forms.form_of(config_json.planned(target.config))
             seen.append(form.scaling)
             assert form.scaling != "yarn_exact_ramp" and set(form.traits) <= {
                 form.scaling,
@@ -65,7 +65,9 @@ def test_shipped_recipes_use_the_form_of_yarn_that_most_engines_read():
 
 def line(recipe):
     """The plan's line about memory."""
-    return next(each for each in train.describe(recipe).splitlines() if each.startswith("memory "))
+    return next(
+        each for each in dry_run.describe(recipe).splitlines() if each.startswith("memory ")
+    )
 
 
 def test_the_command_of_a_plan_for_gpus_asks_for_the_same_run(monkeypatch, tmp_path):
@@ -102,23 +104,23 @@ def test_the_plan_says_that_the_folder_is_taken(tmp_path):
     """By an earlier run, or by a file of a person, which no option removes."""
     output = tmp_path / "run"
     words = ["--recipe", "demo", "--output_dir", str(output), "--dry_run"]
-    assert "it holds" not in train.describe(load(words, world_size=1))
+    assert "it holds" not in dry_run.describe(load(words, world_size=1))
     (output / "results").mkdir(parents=True)
     (output / "results" / "run.json").write_text("{}")
     for more in ([], ["--start_anew"]):
-        assert "no run is known to have written: results/run.json" in train.describe(
+        assert "no run is known to have written: results/run.json" in dry_run.describe(
             load([*words, *more], world_size=1)
         )
     run_folder.begin(output, 0, {})
-    assert "it holds an earlier run's results/ (1 file)" in train.describe(
+    assert "it holds an earlier run's results/ (1 file)" in dry_run.describe(
         load(words, world_size=1)
     )
-    assert "it holds" not in train.describe(load([*words, "--start_anew"], world_size=1))
+    assert "it holds" not in dry_run.describe(load([*words, "--start_anew"], world_size=1))
     lock = run_lock.RunLock(output, 0)
     lock.acquire()
     try:
         for more in ([], ["--start_anew"], ["--resume_from_checkpoint", "auto"]):
-            shown = train.describe(load([*words, *more], world_size=1))
+            shown = dry_run.describe(load([*words, *more], world_size=1))
             assert "another run is using this folder" in shown and "it holds" not in shown
     finally:
         lock.release()
@@ -135,7 +137,7 @@ def test_what_a_library_and_what_the_model_refuses_is_one_message():
         "10x",
     ]
     with pytest.raises(UserError) as refused:
-        train.describe(loads.chat([*words, "--dry_run"]))
+        dry_run.describe(loads.chat([*words, "--dry_run"]))
     assert len(refused.value.problems) == 2
 
 
@@ -149,5 +151,5 @@ def test_memory_that_a_library_cannot_count_is_a_mistake(monkeypatch):
     with pytest.raises(
         UserError, match="RuntimeError: Storage size calculation overflowed with"
     ) as refused:
-        train.describe(load(["--recipe", "demo"]))
+        dry_run.describe(load(["--recipe", "demo"]))
     assert [problem.field for problem in refused.value.problems] == ["window"]
