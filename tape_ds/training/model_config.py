@@ -27,7 +27,7 @@ from tape_ds.models import decoder_configuration
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.files import config_file, hub, json_file
 from tape_ds.models.files.config_file import BAICHUAN, TAPE
-from tape_ds.models.loading import extendable, model_folder
+from tape_ds.models.loading import extendable, model_folder, wrapper
 from tape_ds.models.loading.base_model import BaseModel
 from tape_ds.planning import shape
 from tape_ds.planning.shape import Config
@@ -244,7 +244,7 @@ def check_weights(recipe: Recipe, config: Config | None) -> None:
     folder = paths.of(name)
     content = json_file.read(folder / hub.CONFIG, "model", name)
     # converted first, which gives its tensors other names
-    if content.get("model_type") != BAICHUAN:
+    if content.get("model_type") != BAICHUAN and wrapper.read(folder) is None:
         extendable.check_weights(folder, config)
 
 
