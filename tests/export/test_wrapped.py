@@ -8,7 +8,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-from tape_ds.cli import export
+from tape_ds.cli import export, train
 from tape_ds.models.loading import model_folder
 from tape_ds.training.execution import execute
 from tape_ds.training.runs.assembly import assemble
@@ -186,3 +186,16 @@ def test_what_the_model_around_it_cannot_be_given_is_refused(words, tmp_path, ca
     said = capsys.readouterr().err
     assert "2 problems" in said and "positions (tape)" in said and "--dtype" in said
     assert said.count("--text_only") == 2 and not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_names_the_decoder_that_is_trained(words, capsys):  # noqa: F811
+    wrapped("gemma3", words)
+    command = ["--model", str(words), "--target_length", "64", "--method", "lora", "--dry_run"]
+    command += ["--train_data", f"text:{words.parent}/text.txt", "--deepspeed", "null", "--no_bf16"]
+    command += ["--eval_data", "[]", "--passkey_lengths", "[]", "--rope_parameters", "{}"]
+    command += ["--window", "16", "--eval_length", "64", "--eval_span", "16"]
+    command += ["--output_dir", str(words.parent / "run")]
+    assert train.main("extend_llama", command) == 0
+    said = capsys.readouterr().out
+    assert "by transformers' class for gemma3_text" in said
+    assert "would refuse" not in said
