@@ -149,7 +149,8 @@ def _of_wrapper(native: PreTrainedConfig) -> str:
         return "give a decoder of transformers alone"
     if found := check(inner):
         return f"give another model: its text model cannot be extended either ({found[0].wrong})"
-    return "save its text model alone, as docs/extending.md shows (Models with pictures), and give that folder"
+    remedy = "give a folder of its text decoder alone, as it was before it was quantised: of text the whole model may "
+    return f"{remedy}compute something else than that (docs/extending.md, Models with pictures)"
 
 
 def recomputes(native: PreTrainedConfig) -> bool:

@@ -1,4 +1,4 @@
-"""Models that hold a decoder among others, such as those with pictures: scored as they are, extended alone."""
+"""Models that hold a decoder among others, such as those with pictures: whose text decoder is extended alone."""
 
 import json
 
@@ -9,12 +9,10 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
-    PreTrainedTokenizerFast,
 )
 
 from tape_ds.models.loading import extendable
 from tape_ds.scoring.losses import target_losses
-from tests.docs import pages
 
 VOCABULARY = 97
 TEXT = {
@@ -59,8 +57,12 @@ WRAPPERS = {
         "vision_config": {**SEES, "model_type": "pixtral", "head_dim": 16},
     },
 }
-EXTENDED = ("gemma3", "gemma4", "fuyu", "mistral3")
+EXTENDED = ("gemma3", "gemma4", "fuyu", "mistral3", "qwen3_5")
 """Wrappers of decoders that can be extended."""
+REFUSED = {
+    "llama4": "its layers attend within chunks",
+    "mllama": "its text model cannot be extended either",
+}
 
 
 def configuration(kind, folder):
@@ -88,42 +90,12 @@ def test_the_loss_is_that_of_its_own_logits(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", WRAPPERS)
-def test_extend_refuses_it_with_what_can_be_done(kind, tmp_path):
-    (problem,) = extendable.check(
-        extendable.read(configuration(kind, tmp_path / kind).name_or_path)
-    )
+def test_its_text_decoder_is_extended_or_refused_with_the_reason(kind, tmp_path):
+    config = extendable.read(configuration(kind, tmp_path / kind).name_or_path)
+    problems = extendable.check(config)
     if kind in EXTENDED:
-        assert "docs/extending.md" in problem.remedy and "Models with pictures" in problem.remedy
-    else:
-        assert "its text model cannot be extended either" in problem.remedy
-
-
-def shown():
-    """The code of the page that the message names."""
-    page = pages.ROOT / "docs" / "extending.md"
-    (block,) = [
-        each
-        for each in pages.blocks(page)
-        if each.info == "python" and "get_text_config" in each.text
-    ]
-    return block.text
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("kind", ["gemma3", "mistral3"])
-def test_its_text_model_is_saved_alone_as_the_page_shows(kind, tmp_path, base):
-    model = tiny(kind, tmp_path / "whole")
-    model.save_pretrained(tmp_path / "whole")
-    PreTrainedTokenizerFast.from_pretrained(base).save_pretrained(tmp_path / "whole")
-    code = shown().replace("models/gemma-3-4b-text", str(tmp_path / "text"))
-    code = code.replace("models/gemma-3-4b", str(tmp_path / "whole"))
-    if kind == "mistral3":
-        code = code.replace(
-            "AutoModelForCausalLM.from_pretrained", "AutoModelForImageTextToText.from_pretrained"
+        assert not problems and config.model_type == WRAPPERS[kind]["text_config"].get(
+            "model_type", f"{kind}_text"
         )
-        code = "from transformers import AutoModelForImageTextToText\n" + code
-    exec(code, {})
-    assert extendable.check(extendable.read(tmp_path / "text")) == []
-    ids = torch.randint(3, VOCABULARY, (2, 20))
-    alone = AutoModelForCausalLM.from_pretrained(tmp_path / "text").eval()
-    torch.testing.assert_close(alone(ids).logits, model(input_ids=ids).logits, rtol=0, atol=1e-6)
+    else:
+        assert REFUSED[kind] in problems[0].wrong + problems[0].remedy

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from tape_ds.cli import export, train
 from tape_ds.models.loading import model_folder
 from tape_ds.training.execution import execute
-from tape_ds.training.runs.assembly import assemble
+from tests.training.runs.helpers import assemble
 from tests.training.runs.test_extension import model as words  # noqa: F401  (a folder with a tokenizer, and text next to it)
 from tests.training.runs.test_extension import recipe
 

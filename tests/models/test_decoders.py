@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, DynamicCache, Gemma3Config
+from transformers import AutoModelForCausalLM, DynamicCache, MllamaConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from tape_ds.encodings import scaling, trained_rope
@@ -578,7 +578,7 @@ def test_ministral_s_factor_on_queries_stays():
 
 
 REFUSED = {
-    "made of several models": Gemma3Config(),
+    "made of several models": MllamaConfig(),
     "attention_dropout is 0.1": tiny_config("gemma2", attention_dropout=0.1),
     "output_router_logits": tiny_config("mixtral", output_router_logits=True),
     "see later ones": tiny_config("gemma2", use_bidirectional_attention=True),

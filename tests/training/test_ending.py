@@ -338,7 +338,7 @@ def test_a_run_without_one_checkpoint_is_not_finished(train, monkeypatch, capsys
         raise OSError(errno.EFBIG, "File too large", str(path))
 
     with monkeypatch.context() as patched:
-        patched.setattr(saving, "save", too_large)
+        patched.setattr(saving, "save_pickle", too_large)
         assert train() == 2
     printed = capsys.readouterr().out
     assert (
@@ -351,7 +351,7 @@ def test_a_run_without_one_checkpoint_is_not_finished(train, monkeypatch, capsys
     ).exists()
 
     with monkeypatch.context() as patched:  # once is enough
-        at_step(patched, 4, lambda _: patched.setattr(saving, "save", too_large))
+        at_step(patched, 4, lambda _: patched.setattr(saving, "save_pickle", too_large))
         assert train(output="other") == 0
     assert [folder.name for folder in checkpoint.committed(train.folder / "other")] == [
         "checkpoint-2"

@@ -55,7 +55,7 @@ def _built(name, changed):
 
 
 @pytest.mark.parametrize("changed", [False, True])
-@pytest.mark.parametrize("name", _names())
+@pytest.mark.parametrize("name", list(_names()))
 def test_text_is_computed_as_by_the_decoder_alone(name, changed):
     """``changed``: its decoder caps or multiplies logits, which some wrappers do not."""
     built = _built(name, changed)
