@@ -120,7 +120,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "tape_gptj": {"rotary_dim": 8},
     "zamba2": {
         "num_hidden_layers": 4,
-        "layer_types": ["linear_attention", "hybrid"] * 2,
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
         "n_mamba_heads": 8,
         "mamba_ngroups": 2,
         "use_mem_rope": True,
