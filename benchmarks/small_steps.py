@@ -30,7 +30,7 @@ PEER = "transformers"
 ENCODINGS = ("rope", "tape", "fox", "alibi")
 
 
-class Shape(NamedTuple):
+class SmallShape(NamedTuple):
     """A model, the tokens of its sequence, and how many steps are one sample."""
 
     label: str
@@ -55,11 +55,11 @@ class Shape(NamedTuple):
 
 
 SHAPES = (
-    Shape("4 x 128, T = 64", 4, 128, 4, 1024, 64, 40),
-    Shape("4 x 128, T = 256", 4, 128, 4, 1024, 256, 20),
-    Shape("155M, T = 1,024", 12, 768, 12, 32000, 1024, 1),
+    SmallShape("4 x 128, T = 64", 4, 128, 4, 1024, 64, 40),
+    SmallShape("4 x 128, T = 256", 4, 128, 4, 1024, 256, 20),
+    SmallShape("155M, T = 1,024", 12, 768, 12, 32000, 1024, 1),
 )
-TOYS = (Shape("toy", 1, 16, 2, 32, 8, 1),)
+TOYS = (SmallShape("toy", 1, 16, 2, 32, 8, 1),)
 _MEASURED = """
 import json, sys, time
 import torch
@@ -136,7 +136,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def measured(shape: Shape, root: Path) -> dict[str, float]:
+def measured(shape: SmallShape, root: Path) -> dict[str, float]:
     """Return CPU seconds of a step by the version in ``root``, for each encoding and for transformers' Llama."""
     environment = {
         **os.environ,

@@ -58,7 +58,7 @@ PREFIX = "recurrent."
 """Of the names of linear maps inside carriers, for adapters."""
 
 
-class Group(NamedTuple):
+class DocumentGroup(NamedTuple):
     """Documents that are computed together, each from column 0 on."""
 
     places: Tensor
@@ -272,7 +272,7 @@ def _of_tokens(value: Any, wanted: torch.Size, read: Callable[[Tensor], Tensor])
     return value
 
 
-def _groups(layout: DocumentLayout) -> list[Group]:
+def _groups(layout: DocumentLayout) -> list[DocumentGroup]:
     """Return the documents of all rows, the longest first."""
     packed = layout.packed
     device = layout.ids_BS.device
@@ -296,7 +296,9 @@ def _groups(layout: DocumentLayout) -> list[Group]:
         places = starts_N1 + columns_L.clamp_max(lengths_N1 - 1)
         if packed.key_order is not None:
             places = packed.key_order[places]
-        groups.append(Group(places, None if shortest == longest else columns_L < lengths_N1))
+        groups.append(
+            DocumentGroup(places, None if shortest == longest else columns_L < lengths_N1)
+        )
     return groups
 
 
@@ -306,7 +308,7 @@ def _in_groups(run: Callable[..., Any], layout: DocumentLayout) -> Any:
     results = []
     for group in layout.cached("groups", _groups):
 
-        def read(flat: Tensor, group: Group = group) -> Tensor:
+        def read(flat: Tensor, group: DocumentGroup = group) -> Tensor:
             read_NL = flat[group.places]
             if group.real is None:
                 return read_NL
