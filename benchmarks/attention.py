@@ -308,9 +308,8 @@ def decode(shape: Shape, setting: Setting) -> BenchmarkCase:
 
         return operation(call, inputs[encoding])
 
-    names = {None: "plain matrices"}
-    for backend in DECODING[setting.device.type]:
-        names[backend] = f"attend {backend}"
+    names: dict[str | None, str] = {None: "plain matrices"}
+    names |= {backend: f"attend {backend}" for backend in DECODING[setting.device.type]}
     entries = []
     for backend, encoding in itertools.product(names, inputs):
         make = functools.partial(build, encoding, backend)

@@ -123,9 +123,9 @@ def choose(stored: Mapping[str, Iterable[table.BenchmarkRow]]) -> list[dict[str,
         # the product of the times, in logarithms; of backends that every shape was measured with
         mean_log = {}
         for name in attention.available():
-            times = [of_shape[name] for of_shape in shapes if name in of_shape]
-            if len(times) == len(shapes):
-                mean_log[name] = sum(map(math.log, times))
+            known = [of_shape[name] for of_shape in shapes if name in of_shape]
+            if len(known) == len(shapes):
+                mean_log[name] = sum(map(math.log, known))
         if not mean_log:
             continue
         least = tokens // SPAN

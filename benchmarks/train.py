@@ -61,7 +61,7 @@ def main() -> int:
     # a Llama with random weights, and a small tokenizer; complete or not at all
     if not model.exists():
         # two layers of 7B show all that a step does
-        sizes = LLAMA_2_7B | {"num_hidden_layers": 2}
+        sizes: dict[str, Any] = LLAMA_2_7B | {"num_hidden_layers": 2}
         if options.toys:
             sizes = TINY | {"vocab_size": VOCABULARY}
         aside = model.with_name(f"{model.name}.part")

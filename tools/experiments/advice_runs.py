@@ -2,7 +2,7 @@
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,7 +86,7 @@ class MethodRun:
     seed: int
     losses: dict[str, SpanLosses]
     """By text, up to the target length."""
-    keys: dict[int, tuple[float, int]]
+    keys: Mapping[int, tuple[float, int]]
     """``multikey``, or RULER's tasks: length -> right answers, questions; empty where neither was asked."""
     passkeys: dict[int, tuple[int, int]]
     trained: bool
