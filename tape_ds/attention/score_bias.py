@@ -36,9 +36,9 @@ class ScoreBias(NamedTuple):
     inner: int = 1
     """Numbers that ``block`` holds per query and key on the way to the H it gives."""
     alike: Hashable = None
-    """Equal for biases that are equal in all layers of a forward; None: each layer has its own."""
+    """Equal for biases that are equal in all layers of a forward; None: they differ between layers."""
     made: dict[Hashable, Any] | None = None
-    """What calls of one forward made of ``alike`` biases; None: nothing is kept for later layers."""
+    """Results of one forward for ``alike`` biases; None: nothing is kept for later layers."""
 
     def of(self, queries: slice, keys: slice) -> Tensor:
         return self.block(self.query_marks[:, :, queries], self.key_marks[:, :, keys])

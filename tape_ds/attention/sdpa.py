@@ -8,7 +8,9 @@ value width.
 """
 
 import functools
+from collections.abc import Hashable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -163,8 +165,8 @@ def biased_attention(call: AttentionCall) -> Tensor:
     # Large results are computed again for the backward instead of kept; always where the bias follows from the scores,
     # since it keeps some eight numbers for each.
     recompute = (fitting < queries or isinstance(bias, ContentBias)) and torch.is_grad_enabled()
-    if recompute and isinstance(bias, ScoreBias):
-        # masks are large: no layer keeps one for the next
+    if isinstance(bias, ScoreBias) and (fitting < queries or call.window is not None):
+        # No layer keeps masks for the next: they are large, or those of a window's blocks, which look alike.
         call = call._replace(bias=bias._replace(made=None))
     blocks = []
     for start in range(0, queries, rows):
@@ -183,18 +185,13 @@ def biased_attention(call: AttentionCall) -> Tensor:
 def _biased_block(call: AttentionCall) -> Tensor:
     q = call.q
     bias = call.bias
-    made = bias.made if isinstance(bias, ScoreBias) and bias.alike is not None else None
-    block = (
-        getattr(bias, "alike", None),
-        call.offset,
-        q.shape[2],
-        call.k.shape[2],
-        call.window,
-        q.dtype,
-        q.device,
-    )
-    if made is not None and block in made:
-        return _with_mask(call, *made[block])
+    made: dict[Hashable, Any] | None = None
+    block: Hashable = None
+    if isinstance(bias, ScoreBias) and bias.alike is not None and bias.made is not None:
+        made = bias.made
+        block = (bias.alike, call.offset, q.shape[2], call.k.shape[2], q.dtype, q.device)
+        if block in made:
+            return _with_mask(call, *made[block])
 
     allowed_B1TS = allowed_keys(call)[:, None]
     matrices = functools.partial(matrix_attention, q, call.k, call.v, allowed_B1TS, call.scale)

@@ -112,6 +112,23 @@ def test_within_a_window(name, documents, places, blocks):
     check(*biased(name, queries, offset), DOCUMENTS[documents], offset, window=4)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("window", [S, 4])
+def test_layers_share_a_mask_where_one_block_has_all_queries(window, blocks):
+    """Without gradients every block's mask was kept to the end of the forward: as much as no block may have at a time.
+    Those of a window's blocks, which look alike, were taken for each other."""
+    qkv, bias, _ = biased("alibi")
+    bias = bias._replace(made={})
+    ids = torch.tensor(SCATTERED)
+    truth = oracle(*qkv, bias, SCATTERED, 0, window)
+    for _ in range(2):
+        arguments = {} if window == S else {"window": window}
+        out = attend(*qkv, document_ids=ids, score_bias=bias, backend="sdpa", **arguments)
+        torch.testing.assert_close(out.double(), truth, rtol=0, atol=2e-6)
+    shared = {"one by one": 0, "threes": 3, "whole": 1}
+    assert len(bias.made) == (shared[blocks] if window == S else 0)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", BIASED)
 def test_half_precision_keeps_the_bias_in_fp32(name, dtype, blocks):
