@@ -15,7 +15,12 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from tape_ds.checkpoint import format
-from tape_ds.checkpoint.trained import by_every_name, by_file_names, files_of_weights
+from tape_ds.checkpoint.trained import (
+    by_every_name,
+    by_file_names,
+    files_of_weights,
+    persistent_buffers,
+)
 from tape_ds.distributed.cuts import cut_of
 from tape_ds.models.files import weight_files
 
@@ -84,8 +89,11 @@ def put_mean(folders: Sequence[Path], model: nn.Module, names: Sequence[str]) ->
     same disk. Parameters that ZeRO-3 has partitioned, or that ranks hold in pieces, are put together one at a time.
     Raises ValueError: the checkpoints hold other tensors."""
     places = _places(model, names)
+    kept = persistent_buffers(model)
     put = set()
     for name, mean in means(folders):
+        if name in kept:
+            continue
         if name not in places:
             raise ValueError(f"{folders[0].name} holds {name}, which this model does not train")
         parameter = places[name]

@@ -95,8 +95,7 @@ def consolidate(source: Path, out: Path, dtype: torch.dtype | None = None) -> Co
     # by tensor-parallel rank
     states: list[EngineState] = []
 
-    # forms, states and names are filled below, before this is called: what is refused is refused before a byte is
-    # written
+    # forms, states and names are filled below, before this is called
     def build(folder: Path) -> None:
         folder.mkdir()
         for path in sorted(source.iterdir()):
@@ -151,21 +150,23 @@ def consolidate(source: Path, out: Path, dtype: torch.dtype | None = None) -> Co
 def _engine_names(
     forms: Iterable[str], states: list[EngineState], trained_names: set[str]
 ) -> dict[str, str]:
-    """Return the engine's name of each tensor in the files of trained weights. Raises ValueError if they have other
-    parameters."""
+    """Return the engine's name of each parameter in the files of trained weights. Raises ValueError if they have
+    others."""
     trained_here = states[0].shapes.keys()
-    known = {**dict(zip(trained_here, trained_here, strict=True)), **states[0].shared}
+    known = {name: name for name in trained_here} | dict(states[0].shared)
     # peft's keys are without the adapter's name, and as if nothing were wrapped
     by_key = {}
     for name, origin in known.items():
         unwrapped = name.replace(".modules_to_save.default", "")
         by_key[re.sub(r"\.default(?=\.|$)", "", unwrapped)] = origin
     by_key |= known
-    if unknown := [key for key in forms if key not in by_key]:
+    # buffers are in the files as they are
+    of_parameters = [key for key in forms if key not in states[0].buffers]
+    if unknown := [key for key in of_parameters if key not in by_key]:
         raise ValueError(
             f"its safetensors files have {unknown[0]}, and the engine has not trained it"
         )
-    names = {key: by_key[key] for key in forms}
+    names = {key: by_key[key] for key in of_parameters}
     if missing := trained_here - set(names.values()):
         raise ValueError(f"the engine has trained {min(missing)}, and no safetensors file holds it")
     if odd := trained_names - known.keys():
@@ -218,7 +219,7 @@ def _write(
             with safe_open(file, framework="pt") as saved:
                 for key in saved.keys():  # noqa: SIM118 - it is no dict
                     tensor = rounded = saved.get_tensor(key)
-                    if states:
+                    if key in names:
                         tensor = _joined(states, names[key])
                         if not _rounds_to(tensor, rounded):
                             raise ValueError(

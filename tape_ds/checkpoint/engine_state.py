@@ -98,6 +98,8 @@ class EngineState:
             self._fragments = self._find_fragments(groups)
             self.shared: Mapping[str, str] = {**(self.model.get("shared_params") or {})}
             """Names of tied parameters -> the name that holds them, in the first piece."""
+            self.buffers = frozenset(self.model.get("buffer_names") or ())
+            """Names of what the model's files hold besides parameters."""
             stored = self.model.get(TENSOR_PARALLEL) or {"size": 1, "cuts": {}}
             self.tensor_size = operator.index(stored["size"])
             """Ranks that hold pieces of the same parameters; 1 without tensor parallelism."""

@@ -222,7 +222,7 @@ class MergedLinear(MergedLayer):
     @staticmethod
     def fits(layer: Any) -> bool:
         """Whether peft would merge this layer by the operations of :meth:`rows`."""
-        # a variant (DoRA) has another formula, a class of its own another merge
+        # a variant (DoRA) has another formula, and another class another merge
         if type(layer) is not lora.Linear or layer.fan_in_fan_out or layer.lora_variant:
             return False
         active = layer.active_adapters

@@ -286,7 +286,7 @@ class Saver:
         started: float,
     ) -> Path:
         """Seal and rename on rank 0, and remove older checkpoints; return the checkpoint."""
-        # what no rank wrote as its part: the trained weights, and transformers' files
+        # files outside the ranks' parts: the trained weights, and transformers' files
         for path in sorted(filter(Path.is_file, aside.rglob("*"))):
             file = path.relative_to(aside).as_posix()
             if file not in files:

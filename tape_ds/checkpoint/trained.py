@@ -9,7 +9,7 @@ trained, the folder is an ordinary model folder itself.
 import copy
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
@@ -75,9 +75,10 @@ class TrainedRecord:
     format: int = FORMAT
 
 
-def origin(model: str, folder: str | Path) -> dict[str, Any]:
-    """Return the fields of a record for the base ``model`` (a path is absolute), which was found in ``folder``."""
-    commit = None if Path(model).exists() else hub.commit_of(folder)
+def origin(model: str, folder: str | Path, published: str | Path | None = None) -> dict[str, Any]:
+    """Return the fields of a record for the base ``model`` (a path is absolute), whose weights are in ``folder``;
+    ``published``: the folder that these were made of, if it is another."""
+    commit = None if Path(model).exists() else hub.commit_of(published or folder)
     return {
         "base": model if commit is None else hub.split(model)[0],
         "base_commit": commit,
@@ -90,14 +91,20 @@ def _fingerprints(folder: str | Path) -> dict[str, str]:
     return {file.name: weight_files.fingerprint(file) for file in weight_files.files(folder)}
 
 
-def find_base(folder: str | Path, record: TrainedRecord, base_anyway: bool = False) -> str:
-    """Return the folder of a record's base, of a hub id at the commit that was trained on. Other weights are refused,
-    unless ``base_anyway``."""
+def base_name(record: TrainedRecord, base_anyway: bool = False) -> str:
+    """Return the name of a record's base; a hub id has the commit that was trained on, unless ``base_anyway``."""
     assert record.base is not None
     # a person may have put a folder in place of a hub id
     on_hub = not Path(record.base).is_dir()
-    pinned = record.base_commit is not None and on_hub and not base_anyway
-    name = f"{record.base}@{record.base_commit}" if pinned else record.base
+    if record.base_commit is not None and on_hub and not base_anyway:
+        return f"{record.base}@{record.base_commit}"
+    return record.base
+
+
+def find_base(folder: str | Path, record: TrainedRecord, base_anyway: bool = False) -> str:
+    """Return the folder of a record's base, of a hub id at the commit that was trained on. Other weights are refused,
+    unless ``base_anyway``."""
+    name = base_name(record, base_anyway)
     remedy = f"restore that base, or write where it is now into {RECORD}"
     try:
         base = model_folder.resolve(name)
@@ -106,7 +113,7 @@ def find_base(folder: str | Path, record: TrainedRecord, base_anyway: bool = Fal
         raise UserError(Problem("trained weights", str(folder), wrong, remedy)) from error
     if record.base_files is None or base_anyway:
         return base
-    # what the base has now, not what it has lost since: only that would be read
+    # the files that are there now: only these would be read
     now = _fingerprints(base)
     changed = dict(sorted(now.items() - record.base_files.items()))
     if changed or not now:
@@ -199,7 +206,8 @@ def save_trained(
         config.save_pretrained(folder)
     elif len(record.names) == len(list(model.named_parameters())):
         # Every parameter was trained: the folder is an ordinary one, which transformers loads by itself.
-        tensors |= _persistent_buffers(model)
+        for name, buffer in persistent_buffers(model).items():
+            tensors[name] = buffer.to("cpu", copy=True)
         use_cache = model.config.use_cache
         # training keeps no key/value cache, generation needs one
         model.config.use_cache = True
@@ -225,15 +233,11 @@ def save_trained(
     storage.write_json(folder / RECORD, content)
 
 
-def _persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Return CPU copies of what a model's files hold besides parameters, such as Gemma 4's ``layer_scalar``. ZeRO
-    partitions no buffer."""
+def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Return what a model's files hold besides parameters, such as Gemma 4's ``layer_scalar``. It is not trained, and
+    ZeRO partitions no buffer."""
     stored = model.state_dict().keys()
-    return {
-        name: buffer.to("cpu", copy=True)
-        for name, buffer in model.named_buffers()
-        if name in stored
-    }
+    return {name: buffer for name, buffer in model.named_buffers() if name in stored}
 
 
 def replace_trained(
@@ -421,15 +425,17 @@ def apply_trained(folder: str | Path, model: nn.Module, names: Sequence[str]) ->
     parameters = _stored_parameters(model, names)
     tensors = tensors_for(folder, model, names)
     with torch.no_grad():
-        for name in tensors.names():
-            parameters[name].copy_(tensors.rows(name))
+        for name, parameter in parameters.items():
+            parameter.copy_(tensors.rows(name))
 
 
 def tensors_for(folder: str | Path, model: nn.Module, names: Sequence[str]) -> StoredRows:
     """Return the tensors of a folder of trained weights that take the place of parameters of ``model``, exactly these
     names and shapes."""
     known = dict(model.named_parameters(remove_duplicate=False))
-    return _trained_tensors(folder, _stored_parameters(model, names), set(names) - known.keys())
+    unknown = set(names) - known.keys()
+    kept = persistent_buffers(model).keys()
+    return _trained_tensors(folder, _stored_parameters(model, names), unknown, kept)
 
 
 def _stored_parameters(model: nn.Module, names: Sequence[str]) -> dict[str, nn.Parameter]:
@@ -442,21 +448,23 @@ def _stored_parameters(model: nn.Module, names: Sequence[str]) -> dict[str, nn.P
 
 
 def _trained_tensors(
-    folder: str | Path, parameters: Mapping[str, Tensor], unknown: Iterable[str]
+    folder: str | Path,
+    parameters: Mapping[str, Tensor],
+    unknown: Iterable[str],
+    kept: Collection[str],
 ) -> StoredRows:
     """Return the tensors of a folder's files. Raises UserError if they are not those of ``parameters`` in name and
-    shape, or any is ``unknown``."""
+    shape, or any is ``unknown``; those ``kept`` as they are may be there too."""
     files = files_of_weights(Path(folder))
     if not files:
         raise UserError(Problem("trained weights", str(folder), "it holds no weights", _REMEDY))
     require_readable(files, "trained weights")
     tensors = StoredRows(files)
-    misfits = {*(tensors.names() ^ parameters.keys()), *unknown}
+    held = set(tensors.names()) - set(kept)
+    misfits = {*(held ^ parameters.keys()), *unknown}
     # Shapes are compared where all names agree: there every tensor has a parameter.
     if not misfits:
-        misfits = {
-            name for name in tensors.names() if tensors.shape(name) != parameters[name].shape
-        }
+        misfits = {name for name in held if tensors.shape(name) != parameters[name].shape}
     if misfits:
         wrong = f"tensors that do not fit this model: {', '.join(sorted(misfits)[:8])}"
         remedy = "use it with the base it names"

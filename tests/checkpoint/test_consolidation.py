@@ -145,6 +145,18 @@ def test_a_model_in_several_files_becomes_one(tmp_path):
     assert all(torch.equal(own[name], master) for name, master in masters.items())
 
 
+def test_what_the_engine_has_not_trained_is_written_as_it_was_saved(tmp_path):
+    checkpoint, masters = saved_run(tmp_path, "full", 1, 2)
+    tensors = load_file(checkpoint / "model.safetensors")
+    # a buffer, by the engine's own list
+    tensors["steps"] = torch.tensor([1.0, 2.0])
+    save_file(tensors, checkpoint / "model.safetensors")
+    found = load_file(consolidation.consolidate(checkpoint, tmp_path / "out").file)
+    assert found.pop("steps").tolist() == [1.0, 2.0]
+    assert found.keys() == tensors.keys() - {"steps"}
+    assert all(torch.equal(found[name], master) for name, master in masters.items())
+
+
 def test_a_folder_that_exists_is_not_written_over(tmp_path):
     (tmp_path / "out").mkdir()
     (problem,) = consolidation.check_out(tmp_path / "out", tmp_path / "run" / "checkpoint-7")

@@ -12,7 +12,7 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
 from tape_ds import TapeForCausalLM, run_folder, storage
-from tape_ds.checkpoint import merging, trained
+from tape_ds.checkpoint import averaging, merging, trained
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.errors import UserError
 from tape_ds.methods.prepare import prepare_model
@@ -247,3 +247,24 @@ def test_what_makes_another_model_differs_from_how_it_is_held(base, tmp_path):
     ) == [
         *("method", "max_position_embeddings", "position_options"),
     ]
+
+
+@torch.no_grad()
+def test_what_is_stored_besides_parameters_stops_neither_a_resume_nor_a_mean(base, tmp_path):
+    """Gemma 4's layers have such numbers; without them a fully trained model was a folder that did not load, and with
+    them neither a run without an engine nor a mean of checkpoints found a place for them."""
+    model = TapeForCausalLM.from_pretrained(base)
+    model.model.register_buffer("kept", torch.tensor([3.0]))
+    names = prepare_model("full", model, settings()).names
+    trained.save_trained(tmp_path / "whole", model, TrainedRecord(str(base), "full", names))
+    assert load_file(tmp_path / "whole/model.safetensors")["model.kept"].tolist() == [3.0]
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    for put in (
+        lambda: trained.apply_trained(tmp_path / "whole", model, names),
+        lambda: averaging.put_mean([tmp_path / "whole"], model, names),
+    ):
+        for weight in model.parameters():
+            weight.zero_()
+        put()
+        assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+        assert model.model.kept.tolist() == [3.0]
