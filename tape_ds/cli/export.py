@@ -3,7 +3,8 @@
     tape-ds export SOURCE OUT [--dtype bfloat16] [--name NAME] [--license ID] [--push NAME] [--check ENGINE...]
     tape-ds export SOURCE --gguf FILE [--gguf_type Q8_0]
 
-SOURCE is the folder of a run, its folder ``trained``, one of its checkpoints, or a TAPE model folder. A model with
+SOURCE is the folder of a run, its folder ``trained``, one of its checkpoints, or a TAPE model folder. The text decoder
+of a model with pictures is put back into that model; ``--text_only`` exports it alone. A model with
 RoPE scaling that transformers knows becomes an ordinary Llama (Qwen2, Qwen3) folder; any other carries its code
 and loads with ``AutoModelForCausalLM.from_pretrained(OUT, trust_remote_code=True)``. README.md is the model card:
 read it before you publish the folder. ``--push`` uploads the folder to the Hugging Face hub, where it is private until
@@ -16,6 +17,7 @@ may be any Llama, Qwen2 or Qwen3 folder then. OUT and ``--gguf`` may be given to
 import argparse
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,7 @@ from tape_ds.errors import Problem, collecting, command, raise_if_any
 
 if TYPE_CHECKING:
     from tape_ds.checkpoint.source_model import SourceModel
+    from tape_ds.models.loading.wrapper import Wrapper
 
 _TYPES = {"auto": "auto", "f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
 """Values of ``--gguf_type``, in any letters."""
@@ -87,6 +90,8 @@ def main(argv: list[str] | None = None) -> int:
     served: Mapping[str, Any] | None = None
     if options.out is not None and source is not None:
         served = config_json.planned(source.config)
+        if around is not None:
+            served = {**served, "model_type": around.whole.model_type}
         if not options.check_anyway:
             known = [name for name in options.check if name in table.engines()]
             problems += table.check_served("--check", known, served)
@@ -143,6 +148,9 @@ def _check_places(options: argparse.Namespace) -> list[Problem]:
                     "--push", options.push, "uploads a folder, and none is written", "name one: OUT"
                 )
             )
+        if options.text_only:
+            wrong = "is asked of a folder, and none is written"
+            problems.append(Problem("--text_only", True, wrong, "name one: OUT"))
         if options.check:
             wrong = "is asked of a folder, and none is written; what llama.cpp computes otherwise, no GGUF file holds"
             problems.append(Problem("--check", " ".join(options.check), wrong, "name one: OUT"))
@@ -188,33 +196,40 @@ def _check_places(options: argparse.Namespace) -> list[Problem]:
     return problems
 
 
-def _around(source: "SourceModel", options: argparse.Namespace) -> Path | None:
-    """Return the folder of the model with pictures whose decoder was trained; None of any other model."""
+def _around(source: "SourceModel", options: argparse.Namespace) -> "Wrapper | None":
+    """Return the model with pictures whose decoder was trained; None of any other model."""
+    from tape_ds.checkpoint import trained
     from tape_ds.export import folder, wrapped
+    from tape_ds.models.files.config_file import SMOLLM2
     from tape_ds.models.loading import model_folder, wrapper
 
     if source.record is None or source.record.base is None:
         return None
-    original = Path(model_folder.resolve(source.record.base, with_weights=False))
-    if wrapper.read(original) is None:
+    name = trained.base_name(source.record, options.base_anyway)
+    if name == SMOLLM2 or name.endswith(".gguf"):
         return None
-    original = Path(model_folder.find_folder(source.record.base))
-    problems = wrapped.check(original)
+    whole = wrapper.find(model_folder.find_folder(name, with_weights=False))
+    if whole is None:
+        return None
+    # compares it with the base that was trained on
+    trained.find_base(source.folder, source.record, options.base_anyway)
+    whole = replace(whole, folder=Path(model_folder.find_folder(name)))
+    problems = wrapped.check(whole)
     if not folder.is_plain(source):
-        encoding = source.config.position_encoding
+        encoding = getattr(source.config, "position_encoding", "rope")
         wrong = f"has positions ({encoding}) that the model around the decoder does not compute"
         problems.append(Problem("source", options.source, wrong, "--text_only"))
     if options.dtype != "auto":
         wrong = "the model around the decoder stays as it is stored"
         problems.append(Problem("--dtype", options.dtype, wrong, "leave it out, or --text_only"))
     raise_if_any(problems)
-    return original
+    return whole
 
 
 def _write_folder(
-    options: argparse.Namespace, source: "SourceModel", dtype: Any, around: Path | None
+    options: argparse.Namespace, source: "SourceModel", dtype: Any, around: "Wrapper | None"
 ) -> None:
-    from tape_ds.export import folder
+    from tape_ds.export import folder, wrapped
 
     out = Path(options.out)
     model = folder.write(
@@ -230,11 +245,16 @@ def _write_folder(
     kind = "with its own code, modeling_tape.py and what it imports"
     if plain:
         kind = "plain transformers"
-    print(
-        f"{out}: {type(model).__name__}, {model.num_parameters() / 1e6:,.2f} M parameters, {model.dtype}, {kind}"
-    )
+    name = type(model).__name__
     if around is not None:
-        print(f"put back into {around}, whose other tensors and files are unchanged")
+        name = f"{around.class_name} with a {name}"
+    print(f"{out}: {name}, {model.num_parameters() / 1e6:,.2f} M parameters, {model.dtype}, {kind}")
+    if around is not None:
+        print(f"put back into {around.folder}, whose other tensors and files are unchanged")
+        if left := wrapped.other_weights(around):
+            print(
+                f"not copied, since they hold untrained weights: {', '.join(f.name for f in left)}"
+            )
     if source.result is None:
         print(f"model card without results: {source.without_result}")
     if options.push is not None:

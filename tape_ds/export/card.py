@@ -27,11 +27,14 @@ from tape_ds.export import config_json, ruler_scores
 from tape_ds.markdown_table import markdown_table
 from tape_ds.models import hybrids
 from tape_ds.models.files import config_file, hub
+from tape_ds.models.loading.wrapper import Wrapper
 from tape_ds.numbers import summarise
 from tape_ds.results import Result
 from tape_ds.run_folder import TRAINED
 from tape_ds.scoring.span_losses import SpanLosses
 
+CARD = "README.md"
+"""The card's file, as the hub names it."""
 HUB_BASES = {
     config_file.SMOLLM2: (
         "HuggingFaceTB/SmolLM2-135M-Instruct",
@@ -58,6 +61,7 @@ def text(
     license: str | None = None,
     *,
     plain: bool,
+    around: Wrapper | None = None,
 ) -> str:
     """Return the card of ``model`` as it was written, credentials replaced.
 
@@ -65,6 +69,7 @@ def text(
         name: of the model.
         license: the hub's id of the weights' licence; None: not stated.
         plain: whether the folder loads without custom code.
+        around: the model with pictures that the folder holds, with ``model`` as its text decoder.
     """
     config = source.config
     record = source.record
@@ -101,7 +106,15 @@ def text(
     if model.num_parameters() >= 1e6:
         size = f"{model.num_parameters() / 1e6:,.1f} M parameters"
     served = config_json.planned(config)
-    # what was left out is shown as well: a reader of the folder of results would miss it
+    kind = type(model).__name__.removesuffix("ForCausalLM")
+    auto_class = "AutoModelForCausalLM"
+    task = "text-generation"
+    if around is not None:
+        served = served | {"model_type": around.whole.model_type}
+        kind = around.class_name
+        auto_class = "AutoModelForImageTextToText"
+        task = "image-text-to-text"
+    # results that were left out are shown as well: a reader of the folder would miss them
     evaluated, left_out = ruler_scores.evaluation_of(source)
     if evaluated is not None:
         scores = ruler_scores.of_evaluation(evaluated, shown)
@@ -124,7 +137,7 @@ def text(
 
     header = ModelCardData(
         library_name="transformers",
-        pipeline_tag="text-generation",
+        pipeline_tag=task,
         license=license,
         base_model=base if base is not None and hub.is_id(base) else None,
         datasets=datasets or None,
@@ -136,7 +149,8 @@ def text(
         name=name,
         plain=plain,
         older_names="rope_theta" in served,
-        kind=type(model).__name__.removesuffix("ForCausalLM"),
+        kind=kind,
+        auto_class=auto_class,
         record=record,
         base=base,
         remark=remark,

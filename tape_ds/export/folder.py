@@ -7,7 +7,6 @@ code (:mod:`tape_ds.export.model_code`), which ``trust_remote_code=True`` runs. 
 """
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from tape_ds.export import card, config_json, model_code, wrapped
 from tape_ds.models import convert
 from tape_ds.models.files.hub import CONFIG
 from tape_ds.models.loading import extendable
+from tape_ds.models.loading.wrapper import Wrapper
 from tape_ds.registration import TYPES
 
 _NOT_REACHED = "the hub refused, or was not reached ({})"
@@ -45,7 +45,7 @@ def write(
     license: str | None = None,
     dtype: torch.dtype | None = None,
     check_logits: bool = False,
-    around: Path | None = None,
+    around: Wrapper | None = None,
 ) -> PreTrainedModel:
     """Write the folder ``out``, which must not exist; return the model as it was written, perhaps without its weights.
 
@@ -53,7 +53,7 @@ def write(
         name, license: for the model card, see :func:`tape_ds.export.card.text`.
         dtype: of the weights; default: the base model's.
         check_logits: see :class:`tape_ds.checkpoint.adapted_weights.AdaptedWeights`.
-        around: folder of the model with pictures into which the decoder is put back.
+        around: the model with pictures into which the decoder is put back.
     """
     assert not out.exists(), "checked by the caller"
     plain = is_plain(source)
@@ -92,7 +92,6 @@ def write(
         decoder = folder.with_name("decoder")
         build_alone(decoder)
         wrapped.write(decoder, around, folder)
-        shutil.rmtree(decoder)
 
     def build_alone(folder: Path) -> None:
         nonlocal model
@@ -114,8 +113,8 @@ def write(
             tokenizer = tokenizers.load_tokenizer(str(source.folder), "source")
             tokenizer.model_max_length = source.config.max_position_embeddings
             tokenizers.save(tokenizer, folder)
-        (folder / "README.md").write_text(
-            card.text(source, model, name, license, plain=plain), encoding="utf-8"
+        (folder / card.CARD).write_text(
+            card.text(source, model, name, license, plain=plain, around=around), encoding="utf-8"
         )
 
     building.build_aside(out, build, "out")

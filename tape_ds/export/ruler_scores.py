@@ -1,6 +1,5 @@
 """RULER's scores in a model card: of the run that trained the model, and of an evaluation of these weights."""
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,7 +8,7 @@ from tape_ds.checkpoint.source_model import SourceModel
 from tape_ds.errors import UserError
 from tape_ds.markdown_table import markdown_table
 from tape_ds.numbers import length
-from tape_ds.results import Result
+from tape_ds.results import Result, by_variant
 from tape_ds.run_folder import EVALUATION, TRAINED
 from tape_ds.scoring import models, ruler
 
@@ -21,15 +20,12 @@ def of_run(result: Result, shown: Callable[[str], str]) -> str | None:
     rows = result.figures.get("ruler") or []
     if not rows:
         return None
-    rows_of = defaultdict(list)
-    for row in rows:
-        rows_of[row["variant"]].append(row)
-    by_variant = {}
-    for variant, asked in rows_of.items():
-        by_variant[variant] = ruler.figures(ruler.replies_of(asked), seed=result.seed or 0)
+    figures_of = {}
+    for variant, asked in by_variant(rows).items():
+        figures_of[str(variant)] = ruler.figures(ruler.replies_of(asked), seed=result.seed or 0)
     samples = rows[0]["samples"]
     haystack = result.figures.get("ruler_haystack")
-    return f"{_table(by_variant)}\n\n{_asked(by_variant, samples, haystack, shown)}"
+    return f"{_table(figures_of)}\n\n{_asked(figures_of, samples, haystack, shown)}"
 
 
 def of_evaluation(result: Result, shown: Callable[[str], str]) -> str:

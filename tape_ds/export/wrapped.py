@@ -5,7 +5,9 @@ its ``config.json`` has other values only where the decoder's changed, and the f
 :mod:`tape_ds.models.loading.wrapper` takes the decoder out.
 """
 
+import functools
 import json
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -13,82 +15,83 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig
+from transformers import AutoConfig
 
 from tape_ds import storage
-from tape_ds.errors import Problem, UserError
+from tape_ds.checkpoint.source_model import TOKENIZER
+from tape_ds.errors import Problem, UserError, collecting, raise_if_any
+from tape_ds.export.card import CARD
 from tape_ds.models import writing
-from tape_ds.models.files import weight_files
+from tape_ds.models.files import exact, json_file, weight_files
 from tape_ds.models.files.hub import CONFIG
 from tape_ds.models.files.tensor_rows import StoredRows, pieces
 from tape_ds.models.loading import wrapper
+from tape_ds.models.loading.wrapper import Wrapper
+from tape_ds.numbers import some
 
-CARD = "README.md"
-TOKENIZER_SETTINGS = "tokenizer_config.json"
+_ALONE = "give --text_only, which exports the decoder alone"
 _NOT_THE_DECODER: tuple[str, ...] = ("_name_or_path", "architectures", "dtype", "torch_dtype")
 _NOT_THE_DECODER += ("transformers_version", "use_cache", "tie_word_embeddings")
 """Fields of a config.json that belong to the folder that it is in."""
+_OLDER_ROPE = ("rope_scaling", "rope_theta", "rope_local_base_freq", "partial_rotary_factor")
+"""Fields that had RoPE's parameters before transformers 5."""
+_WEIGHTS = re.compile(
+    r"\.(safetensors|bin|pth?|gguf|onnx|msgpack|h5)(\.index\.json)?$|^params\.json$"
+)
+"""Names of files of weights, and of Mistral's own description of them."""
 
 
-def check(original: Path) -> list[Problem]:
-    """Check that a model's decoder can be put back: that its weights are safetensors."""
-    others = [file.name for file in weight_files.files(original) if file.suffix != ".safetensors"]
-    if not others:
-        return []
-    wrong = (
-        f"the model around the decoder has its weights in {others[0]}, and safetensors are written"
-    )
-    remedy = "give --text_only, which exports the decoder alone"
-    return [Problem("source", str(original), wrong, remedy)]
+def check(whole: Wrapper) -> list[Problem]:
+    """Check that a model's decoder can be put back: its weights are safetensors, its tokenizer's settings readable."""
+    problems = []
+    others = [file.name for file in whole.files if file.suffix != ".safetensors"]
+    if others:
+        wrong = f"the model around the decoder has its weights in {others[0]}, and safetensors are written"
+        problems.append(Problem("source", str(whole.folder), wrong, _ALONE))
+    with collecting(problems):
+        _tokenizer_settings(whole.folder)
+    return problems
 
 
-def widest_dtype(original: Path) -> torch.dtype:
+def other_weights(whole: Wrapper) -> list[Path]:
+    """Return files of the folder that hold the weights in another form: they are not trained, and not copied."""
+    read = {*whole.files, whole.folder / f"{weight_files.WHOLE}.index.json"}
+    found = []
+    for file in sorted(whole.folder.iterdir()):
+        if file.is_file() and file not in read and _WEIGHTS.search(file.name):
+            found.append(file)
+    return found
+
+
+def widest_dtype(whole: Wrapper) -> torch.dtype:
     """Return the dtype that holds every number of the decoder's tensors as they are stored."""
-    stored = StoredRows(weight_files.files(original))
-    widest = torch.float16
-    for number, name in enumerate(_decoder_names(original)):
-        dtype = stored.dtype(name)
-        widest = torch.promote_types(widest, dtype) if number else dtype
-    return widest
+    dtypes = [whole.stored.dtype(name) for name in whole.names]
+    return functools.reduce(torch.promote_types, dtypes)
 
 
-def write(decoder: Path, original: Path, folder: Path) -> None:
-    """Write ``folder``: the model of the folder ``original`` with the weights and positions of ``decoder``.
+def write(decoder: Path, whole: Wrapper, folder: Path) -> None:
+    """Write ``folder``: the model ``whole`` with the weights and positions of ``decoder``.
 
     ``decoder`` is a plain folder with the same tensors, in :func:`widest_dtype`. Its model card is taken.
     """
     folder.mkdir()
-    _write_weights(decoder, original, folder)
-    config = _changed_config(decoder, original)
-    storage.write_text(folder / CONFIG, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
-    made = {CONFIG, CARD, *(file.name for file in weight_files.files(original))}
-    for file in sorted(original.iterdir()):
-        if file.is_file() and file.name not in made:
+    config = _changed_config(decoder, whole)
+    storage.write_json(folder / CONFIG, config)
+    _require_same_rope(decoder, folder)
+    _write_weights(decoder, whole, folder)
+    made = {whole.folder / CONFIG, whole.folder / CARD, *whole.files, *other_weights(whole)}
+    for file in sorted(whole.folder.iterdir()):
+        if file.is_file() and file not in made:
             shutil.copy(file, folder)
     _write_length(folder, config)
     shutil.copy(decoder / CARD, folder)
 
 
-def _decoder_names(original: Path) -> dict[str, str]:
-    """Return tensor of ``original`` -> tensor of the decoder alone."""
-    stored = StoredRows(weight_files.files(original))
-    shapes = {name: stored.shape(name) for name in stored.names()}
-    return wrapper.decoder_names(shapes, _text_config(original), str(original))
-
-
-def _text_config(original: Path) -> PreTrainedConfig:
-    whole = wrapper.read(original)
-    assert whole is not None, "checked by the caller"
-    text = wrapper.text_config(whole)
-    assert text is not None
-    return text
-
-
-def _write_weights(decoder: Path, original: Path, folder: Path) -> None:
-    names = _decoder_names(original)
+def _write_weights(decoder: Path, whole: Wrapper, folder: Path) -> None:
+    names = dict(whole.names)
     trained = StoredRows(weight_files.files(decoder))
     known = set(trained.names())
-    if _text_config(original).tie_word_embeddings:
+    if whole.text.tie_word_embeddings:
         # a tied head is stored again in some files
         (embedding,) = {own for own in names.values() if own.endswith(wrapper.EMBEDDING)}
         for name, own in names.items():
@@ -96,11 +99,11 @@ def _write_weights(decoder: Path, original: Path, folder: Path) -> None:
                 names[name] = embedding
     lost = known.symmetric_difference(names.values())
     if lost:
-        wrong = f"its tensors are not those of {original}: {', '.join(sorted(lost)[:5])}"
-        remedy = "give --text_only, which exports the decoder alone"
-        raise UserError(Problem("source", str(decoder), wrong, remedy))
+        others = f"its tensors are not those of {whole.folder}: {some(sorted(lost), 5)}"
+        raise UserError(Problem("source", str(decoder), others, _ALONE))
 
-    for file in weight_files.files(original):
+    wrong: set[str] = set()
+    for file in whole.files:
         stored = StoredRows([file])
         forms = {}
         for name in stored.names():
@@ -111,37 +114,63 @@ def _write_weights(decoder: Path, original: Path, folder: Path) -> None:
         with writing.ShardFiles(folder, {file.name: list(forms)}, forms) as shards:
             for name, form in forms.items():
                 if name in names:
-                    shards.write(name, _cast(pieces(trained, names[name]), form.dtype))
+                    shards.write(name, _cast(pieces(trained, names[name]), form.dtype, name, wrong))
                 else:
                     shards.write(name, pieces(stored, name))
+    raise_if_any(exact.not_finite_weights(sorted(wrong), "source", str(decoder)))
 
 
-def _cast(rows: Iterable[Tensor], dtype: torch.dtype) -> Iterator[Tensor]:
+def _cast(
+    rows: Iterable[Tensor], dtype: torch.dtype, name: str, wrong: set[str]
+) -> Iterator[Tensor]:
+    """Add ``name`` to ``wrong`` where a number is too large for ``dtype``."""
     for piece in rows:
-        yield piece.to(dtype)
+        narrow = piece.to(dtype)
+        if not exact.is_finite(narrow):
+            wrong.add(name)
+        yield narrow
 
 
-def _changed_config(decoder: Path, original: Path) -> dict[str, Any]:
-    """Return the original's ``config.json`` with the fields that differ between its decoder and ``decoder``."""
-    config: dict[str, Any] = json.loads((original / CONFIG).read_text(encoding="utf-8"))
+def _changed_config(decoder: Path, whole: Wrapper) -> dict[str, Any]:
+    """Return the whole model's ``config.json`` with the fields that differ between its decoder and ``decoder``."""
+    config: dict[str, Any] = json.loads((whole.folder / CONFIG).read_text(encoding="utf-8"))
     now = json.loads((decoder / CONFIG).read_text(encoding="utf-8"))
-    before = json.loads(_text_config(original).to_json_string(use_diff=False))
+    before = json.loads(whole.text.to_json_string(use_diff=False))
     changed = config[wrapper.TEXT]
     for name, value in now.items():
         if name in _NOT_THE_DECODER or before.get(name) == value:
             continue
         changed[name] = value
+    if now.get("rope_parameters") != before.get("rope_parameters"):
+        # where published files have them besides, transformers reads these too
+        for name in _OLDER_ROPE:
+            if name not in now:
+                changed.pop(name, None)
     return config
+
+
+def _require_same_rope(decoder: Path, folder: Path) -> None:
+    """Raise UserError where transformers reads other RoPE parameters of the written configuration than of the
+    decoder's."""
+    wanted = AutoConfig.from_pretrained(decoder).rope_parameters
+    whole = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    read = whole.text_config.rope_parameters
+    if read != wanted:
+        wrong = f"in the model around the decoder transformers reads {read} for {wanted}"
+        raise UserError(Problem("source", str(decoder), wrong, _ALONE))
+
+
+def _tokenizer_settings(folder: Path) -> dict[str, Any] | None:
+    file = folder / TOKENIZER
+    if not file.is_file():
+        return None
+    return dict(json_file.read(file, "source", str(folder)))
 
 
 def _write_length(folder: Path, config: Mapping[str, Any]) -> None:
     """Make a tokenizer that names the length before the extension name the one after."""
-    file = folder / TOKENIZER_SETTINGS
+    settings = _tokenizer_settings(folder)
     length = config[wrapper.TEXT].get("max_position_embeddings")
-    if length is None or not file.is_file():
-        return
-    settings = json.loads(file.read_text(encoding="utf-8"))
-    if settings.get("model_max_length", length) < length:
+    if length is not None and settings and settings.get("model_max_length", length) < length:
         settings["model_max_length"] = length
-        text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
-        storage.write_text(file, text)
+        storage.write_json(folder / TOKENIZER, settings)

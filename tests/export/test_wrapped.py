@@ -182,6 +182,48 @@ def test_what_was_trained_is_put_back_and_nothing_else(kind, method, words, tmp_
         assert (tmp_path / "out" / name).read_bytes() == (folder / name).read_bytes()
 
 
+def test_rope_of_published_files_leaves_nothing_that_transformers_would_read_instead(
+    words,  # noqa: F811
+    tmp_path,
+):
+    """Published Gemma 3 has ``rope_scaling``, which its class puts over what the export writes."""
+    model = wrapped("gemma3", words)
+    content = json.loads((words / "config.json").read_text())
+    text = content["text_config"]
+    text["rope_scaling"] = {"rope_type": "linear", "factor": 8.0}
+    text["rope_theta"] = text["rope_parameters"]["full_attention"]["rope_theta"]
+    text["rope_local_base_freq"] = text["rope_parameters"]["sliding_attention"]["rope_theta"]
+    del text["rope_parameters"]
+    (words / "config.json").write_text(json.dumps(content))
+    scaled = '{"rope_type": "linear", "factor": 16.0}'
+    changes = {"rope_parameters": scaled, "method": "linear", "target_length": 64}
+    prepared = assemble(recipe(words, **changes))
+    assert execute(prepared) == 0
+    (words / "consolidated.safetensors").write_bytes(b"other weights")
+    assert export.main([str(prepared.output), str(tmp_path / "out")]) == 0
+    again = AutoModelForImageTextToText.from_pretrained(tmp_path / "out").eval()
+    assert again.config.text_config.rope_parameters["full_attention"]["factor"] == 16.0
+    assert not (tmp_path / "out/consolidated.safetensors").exists()
+    card = (tmp_path / "out/README.md").read_text()
+    assert "Gemma3ForConditionalGeneration" in card and "AutoModelForImageTextToText" in card
+    assert model.config.model_type == "gemma3"
+
+
+def test_another_model_in_the_place_of_the_base_is_refused(words, tmp_path, capsys):  # noqa: F811
+    """A decoder that was trained as a whole needs no base, and would be put into whatever is there now."""
+    wrapped("llava", words)
+    changes = {"method": "full", "max_steps": 1, "rope_parameters": '{"rope_type": "auto"}'}
+    prepared = assemble(recipe(words, **changes))
+    assert execute(prepared) == 0
+    file = next(words.glob("model-00001*"))
+    file.write_bytes(file.read_bytes()[:-4] + b"else")
+    capsys.readouterr()
+    command = [str(prepared.output), str(tmp_path / "out")]
+    assert export.main(command) == 2
+    assert "which now has" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert export.main([*command, "--base_anyway"]) == 0
+
+
 def test_the_decoder_alone_is_exported_if_asked(words, tmp_path):  # noqa: F811
     wrapped("gemma3", words)
     prepared = assemble(recipe(words, rope_parameters='{"rope_type": "yarn"}', method="yarn"))

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tape_ds import building, paths, storage
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models import saving
-from tape_ds.models.files import gguf_header, hub, json_file, library_errors, weight_files
+from tape_ds.models.files import gguf_header, hub, json_file, library_errors
 from tape_ds.models.files.config_file import BAICHUAN, SMOLLM2, check_gguf
 from tape_ds.models.files.exact import fill, require_exact
 from tape_ds.models.loading import baichuan, extendable, wrapper
@@ -54,9 +54,11 @@ def resolve(
         if not with_weights:
             return str(folder)
         folder = Path(find_folder(name_or_path))
-        if wrapper.read(folder) is not None:
-            return str(_decoder_folder(folder, models))
-        return str(folder)
+        whole = wrapper.find(folder)
+        if whole is None:
+            return str(folder)
+        name = f"{folder.name}-text-{_stamp(whole.sources)}"
+        return str(building.folder(models, name, whole.write_decoder, "model", _ELSEWHERE))
     # refuses others before gigabytes are downloaded
     extendable.read(folder)
     source = Path(find_folder(name_or_path))
@@ -67,13 +69,6 @@ def resolve(
     )
     build = partial(baichuan.convert, source)
     return str(building.folder(models, f"{name}-llama-{stamp}", build, "model", _ELSEWHERE))
-
-
-def _decoder_folder(source: Path, models: Path) -> Path:
-    """Return the folder of the decoder inside a model with pictures or sound."""
-    stamp = _stamp(sorted([source / hub.CONFIG, *weight_files.files(source)]))
-    build = partial(wrapper.write_decoder, source)
-    return building.folder(models, f"{source.name}-text-{stamp}", build, "model", _ELSEWHERE)
 
 
 def gguf_file(name: str) -> Path:

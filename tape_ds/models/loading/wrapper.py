@@ -1,4 +1,4 @@
-"""The text decoder inside a model with pictures or sound, as a folder of its own.
+"""The text decoder inside a model with pictures or sound, as a separate folder.
 
 Such a model (``Gemma3ForConditionalGeneration``, for example) holds a decoder that transformers also has alone
 (``Gemma3ForCausalLM``), and computes the same of text. Its weights are copied under the names of the decoder alone, bit
@@ -7,6 +7,8 @@ for bit, so that everything else sees one more decoder. :mod:`tape_ds.export.wra
 
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -20,6 +22,7 @@ from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models import writing
 from tape_ds.models.decoder_configuration import changes_logits
 from tape_ds.models.files import weight_files
+from tape_ds.models.files.hub import CONFIG
 from tape_ds.models.files.tensor_rows import StoredRows, pieces
 
 TEXT = "text_config"
@@ -33,21 +36,10 @@ _READS_AHEAD = {
 """Wrapped decoders that compute something else of text than the decoder alone does."""
 _CHANGES_LOGITS_TOO = ("gemma4", "gemma4_unified")
 """Wrappers that change logits as their decoders do (caps, factors). Others leave that out, such as Cohere2 Vision."""
-KEPT: tuple[str, ...] = ("tokenizer*", "vocab*", "merges.txt", "*.model", "special_tokens_map.json")
-KEPT += ("added_tokens.json", "chat_template*", weight_files.GENERATION)
+_KEPT: tuple[str, ...] = ("tokenizer*", "vocab*", "merges.txt", "*.model", "added_tokens.json")
+_KEPT += ("special_tokens_map.json", "chat_template*", weight_files.GENERATION)
 """Files of the wrapper's folder that belong to its text."""
 _ALONE = "give a folder as its publisher or save_pretrained wrote it"
-
-
-def read(folder: Path) -> PreTrainedConfig | None:
-    """Return the configuration of the whole model of a folder whose text decoder is taken; None for any other."""
-    try:
-        whole = AutoConfig.from_pretrained(folder)
-    except (ValueError, OSError, TypeError, KeyError):
-        return None  # reading it as a model reports what is wrong
-    if text_config(whole) is None:
-        return None
-    return whole
 
 
 def text_config(whole: PreTrainedConfig) -> PreTrainedConfig | None:
@@ -65,7 +57,7 @@ def text_config(whole: PreTrainedConfig) -> PreTrainedConfig | None:
     if changes_logits(text) and whole.model_type not in _CHANGES_LOGITS_TOO:
         return None
     text.architectures = [decoder.__name__]
-    # the wrapper ties by its own field, whatever its text part says
+    # the wrapper ties by the field of the whole, not by that of its text part
     text.tie_word_embeddings = bool(
         getattr(whole, "tie_word_embeddings", False) and outer._tied_weights_keys
     )
@@ -120,24 +112,68 @@ def _the_one(
     return found[0]
 
 
-def write_decoder(source: Path, folder: Path) -> None:
-    """Write the folder of the decoder inside the model of the folder ``source``."""
-    text = text_config(AutoConfig.from_pretrained(source))
-    assert text is not None
-    raise_if_any(weight_files.check_folder(source))
-    files = weight_files.files(source)
-    stored = StoredRows(files)
-    shapes = {name: stored.shape(name) for name in stored.names()}
-    names = decoder_names(shapes, text, str(source))
-    folder.mkdir()
-    forms = {}
-    for name, own in names.items():
-        forms[own] = torch.empty(shapes[name], dtype=stored.dtype(name), device="meta")
-    with writing.shards_of(folder, forms) as shards:
-        for name, own in names.items():
-            shards.write(own, pieces(stored, name))
-    text.save_pretrained(folder)
-    for pattern in KEPT:
-        for file in source.glob(pattern):
-            if file.is_file():
-                shutil.copy(file, folder)
+@dataclass(frozen=True)
+class Wrapper:
+    """The folder of a model with pictures or sound."""
+
+    folder: Path
+    whole: PreTrainedConfig
+    text: PreTrainedConfig
+    """Configuration of its text decoder."""
+
+    @property
+    def class_name(self) -> str:
+        """Name of its class in transformers."""
+        return MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(self.whole)].__name__
+
+    @cached_property
+    def stored(self) -> StoredRows:
+        return StoredRows(self.files)
+
+    @property
+    def files(self) -> list[Path]:
+        """Files of its weights."""
+        return weight_files.files(self.folder)
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """Name of each tensor of the decoder -> its name in the decoder alone."""
+        shapes = {name: self.stored.shape(name) for name in self.stored.names()}
+        return decoder_names(shapes, self.text, str(self.folder))
+
+    @property
+    def sources(self) -> list[Path]:
+        """Files that :meth:`write_decoder` reads."""
+        found = [self.folder / CONFIG, *self.files]
+        for pattern in _KEPT:
+            found += [file for file in self.folder.glob(pattern) if file.is_file()]
+        # two patterns may name one file
+        return sorted(set(found))
+
+    def write_decoder(self, folder: Path) -> None:
+        """Write the folder of the decoder."""
+        raise_if_any(weight_files.check_folder(self.folder))
+        folder.mkdir()
+        forms = {}
+        for name, own in self.names.items():
+            dtype = self.stored.dtype(name)
+            forms[own] = torch.empty(self.stored.shape(name), dtype=dtype, device="meta")
+        with writing.shards_of(folder, forms) as shards:
+            for name, own in self.names.items():
+                shards.write(own, pieces(self.stored, name))
+        self.text.save_pretrained(folder)
+        for file in set(self.sources) - {self.folder / CONFIG, *self.files}:
+            shutil.copy(file, folder)
+
+
+def find(folder: str | Path) -> Wrapper | None:
+    """Return the model of a folder whose text decoder is taken; None for any other."""
+    try:
+        # without a question on the terminal whether the folder's own code may run
+        whole = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (ValueError, OSError, TypeError, KeyError):
+        return None  # reading it as a model reports what is wrong
+    text = text_config(whole)
+    if text is None:
+        return None
+    return Wrapper(Path(folder), whole, text)

@@ -1,5 +1,6 @@
 """Where a model's name or path leads: what is unpacked is kept, for this file and no other."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -94,3 +95,12 @@ def test_a_gguf_file_without_a_tensor_is_refused(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"x\.gguf.*missing: lm_head\.weight"):
         model_folder.resolve(str(tmp_path / "x.gguf"), tmp_path / "models")
     assert not [*(tmp_path / "models").glob("x*")]
+
+
+def test_a_folder_with_its_own_code_is_found_without_a_question(tmp_path, monkeypatch):
+    """transformers asks on the terminal, for a quarter of a minute, whether such code may run."""
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a question on the terminal"))
+    code = {"AutoConfig": "configuration_own.OwnConfig"}
+    content = {"model_type": "own", "auto_map": code}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    assert model_folder.resolve(str(tmp_path)) == str(tmp_path)
