@@ -90,7 +90,7 @@ def main(argv: list[str] | None = None) -> int:
             counts = [f"{counted[status]} {status}" for status in (TIMED, WRONG, REFUSED)]
             print(f"{name}: {', '.join(counts)}")
         for row in rows.values():
-            # what others compute wrong is theirs to mend
+            # another library's wrong numbers are not mended here
             if row.status == WRONG and row.implementation.startswith(OURS):
                 failed.append(row)
     for row in failed:

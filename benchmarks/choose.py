@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
         taken: dict[str, list[table.BenchmarkRow]] = defaultdict(list)
         for path in sorted(options.results.glob("*.jsonl")):
             for row in table.read(path):
-                # of every CPU one table, of each GPU its own
+                # one table for all CPUs, and one for each GPU
                 device = "cpu" if row.chip == "cpu" else row.device
                 taken[table.stem(row.group, device)].append(row)
         for name, rows in taken.items():

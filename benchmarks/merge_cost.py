@@ -10,10 +10,8 @@ times the layers, once. Memory is the largest resident set of a process, mapped 
 user and system. What the versions have merged is compared number by number.
 """
 
-import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -29,6 +27,7 @@ from tokenizers.models import WordLevel
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from benchmarks.checkout import check_checkout, run_python
 from benchmarks.choose import RESULTS
 from benchmarks.stored_page import versions_of, write_page
 from tape_ds import results
@@ -85,10 +84,7 @@ def main(argv: list[str]) -> int:
     problems = below_one(options, "layers", "width", "rows", "repeats") + check_folder(
         "--out", options.out
     )
-    if options.earlier is not None and not (options.earlier / "tape_ds" / "__init__.py").is_file():
-        problems.append(
-            Problem("--earlier", str(options.earlier), "no checkout of tape-ds", "name its folder")
-        )
+    problems += check_checkout(options.earlier)
     if options.width % 128:
         problems.append(
             Problem("--width", options.width, "not a multiple of 128", "give a multiple of 128")
@@ -175,17 +171,8 @@ def timed(command: Sequence[Any], root: Path, folder: Path) -> dict[str, float]:
     # of the last time
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(root),
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-    command = [sys.executable, "-S", "-c", _MEASURED, *map(str, command)]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}: {done.stderr[-2000:]}")
-    seconds, peak = done.stdout.split()[-2:]
+    printed = run_python(root, ["-S", "-c", _MEASURED, *map(str, command)], folder)
+    seconds, peak = printed.split()[-2:]
     return {"seconds": float(seconds), "bytes": int(peak) * 1024}
 
 

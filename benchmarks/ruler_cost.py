@@ -9,7 +9,6 @@ machine disturbs less than wall time.
 """
 
 import logging
-import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -161,7 +160,8 @@ def page(stored: results.Result) -> str:
     ways = stored.figures["ways"]
     rows = []
     for name, each in ways.items():
-        same = sum(map(operator.eq, each["replies"], ways[LM_EVAL]["replies"]))
+        pairs = zip(each["replies"], ways[LM_EVAL]["replies"], strict=True)
+        same = sum(reply == other for reply, other in pairs)
         rows.append(
             [
                 name,

@@ -9,15 +9,13 @@ all. The last shape is of the size of real models, where nothing may get slower.
 """
 
 import json
-import os
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.checkout import check_checkout, run_python
 from benchmarks.choose import RESULTS
-from benchmarks.stored_page import write_page
+from benchmarks.stored_page import versions_of, write_page
 from tape_ds import results
 from tape_ds.arguments import Parser, below_one
 from tape_ds.errors import Problem, check_folder, raise_if_any
@@ -107,10 +105,7 @@ def main(argv: list[str]) -> int:
     )
     options = parser.parse_args(argv)
     problems = below_one(options, "repeats") + check_folder("--out", options.out)
-    if options.earlier is not None and not (options.earlier / "tape_ds" / "__init__.py").is_file():
-        problems.append(
-            Problem("--earlier", str(options.earlier), "no checkout of tape-ds", "name its folder")
-        )
+    problems += check_checkout(options.earlier)
     if options.toys and options.out.resolve() == RESULTS:
         wrong = "is the folder of results, and toys give none"
         problems.append(Problem("--out", str(options.out), wrong, "name another folder"))
@@ -138,19 +133,9 @@ def main(argv: list[str]) -> int:
 
 def measured(shape: SmallShape, root: Path) -> dict[str, float]:
     """Return CPU seconds of a step by the version in ``root``, for each encoding and for transformers' Llama."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(root),
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
     asked = json.dumps([shape.config, shape.tokens, shape.steps, ENCODINGS])
-    command = [sys.executable, "-c", _MEASURED, asked]
-    # the folder of the version: the one that a command starts in comes first where Python looks for packages
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(done.stderr[-2000:])
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    printed = run_python(root, ["-c", _MEASURED, asked], root)
+    found: dict[str, float] = json.loads(printed.splitlines()[-1])
     return found
 
 
@@ -165,16 +150,14 @@ def page(stored: results.Result) -> str:
                 milliseconds = 1000 * statistics.median(run[name] for run in runs)
                 ratio = statistics.median(run[name] / run[PEER] for run in runs)
                 rows.append([label, name, version, f"{milliseconds:.1f}", f"{ratio:.2f}"])
-    versions = ", ".join(
-        f"{name} {stored.versions[name]}" for name in ("python", "torch", "transformers")
-    )
+    packages = versions_of(stored, "python", "torch", "transformers")
     lines = [
         "# Steps of a small Llama",
         f"Forward and backward of one sequence, fp32. One thread of {stored.hardware['cpu']}; CPU time (user and "
         f"system), medians of {stored.config['repeats']} processes of each version. A ratio is to transformers' Llama "
         "of the same sizes in the same process.",
         markdown_table(["model", "encoding", "by", "CPU ms", "/ transformers"], rows),
-        f"Seed {stored.seed}, {stored.started}, commit {stored.commit}. {versions}.",
+        f"Seed {stored.seed}, {stored.started}, commit {stored.commit}. {packages}.",
         f"    {' '.join(stored.command)}",
     ]
     return "\n\n".join(lines) + "\n"

@@ -9,21 +9,19 @@ own. Opened files are counted by Python's audit hook.
 """
 
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.checkout import check_checkout, run_python
 from benchmarks.choose import RESULTS
 from benchmarks.stored_page import versions_of, write_page
 from tape_ds import checkpoint, results, storage
 from tape_ds.arguments import Parser, below_one
-from tape_ds.errors import Problem, check_folder, raise_if_any
+from tape_ds.errors import check_folder, raise_if_any
 from tape_ds.installation import ROOT
 from tape_ds.markdown_table import markdown_table
 
@@ -93,10 +91,7 @@ def main(argv: list[str]) -> int:
     problems = below_one(options, "files", "ranks", "checkpoints", "repeats") + check_folder(
         "--out", options.out
     )
-    if options.earlier is not None and not (options.earlier / "tape_ds" / "__init__.py").is_file():
-        problems.append(
-            Problem("--earlier", str(options.earlier), "no checkout of tape-ds", "name its folder")
-        )
+    problems += check_checkout(options.earlier)
     raise_if_any(problems)
     names = ("files", "ranks", "checkpoints", "repeats")
     config = {name: getattr(options, name) for name in names}
@@ -135,17 +130,8 @@ def make(folder: Path, files: int, ranks: int, checkpoints: int) -> None:
 
 def measured(folder: Path, ranks: int, root: Path) -> dict[str, dict[str, float]]:
     """Return what one version needs, by part: CPU seconds, and files opened."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(root),
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-    command = [sys.executable, "-c", _MEASURED, str(folder), str(ranks)]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(done.stderr[-2000:])
-    found: dict[str, dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
+    printed = run_python(root, ["-c", _MEASURED, str(folder), str(ranks)], folder)
+    found: dict[str, dict[str, float]] = json.loads(printed.splitlines()[-1])
     return found
 
 

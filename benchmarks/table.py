@@ -138,10 +138,11 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def read(path: Path) -> list[BenchmarkRow]:
     """Return the rows of a file, the last of each implementation at each shape."""
     rows = {}
+    columns = set(_columns())
     for line in lines(path):
         if "group" not in line:
             continue
-        if line.keys() != set(_columns()):
+        if line.keys() != columns:
             reason = "has other columns than this version writes"
             raise UserError(Problem("results", str(path), reason, "run that benchmark again"))
         row = BenchmarkRow(**line)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tape_ds.registration import CLASSES, load_class, register
 
-# what a type checker sees of CLASSES
+# for type checkers, which do not see through CLASSES
 if TYPE_CHECKING:
     from tape_ds.models.configuration import TapeConfig as TapeConfig
     from tape_ds.models.gptj import ScaledGPTJConfig as ScaledGPTJConfig

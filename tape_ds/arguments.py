@@ -28,7 +28,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
         words = sys.argv[1:] if args is None else list(args)
-        # what follows "--" is no option, whatever it looks like
+        # words after "--" are no options
         ends = [*words, "--"].index("--")
         words[:ends] = map(self._known_spelling, words[:ends])
         for number, word in enumerate(words[:ends]):

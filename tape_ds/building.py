@@ -55,7 +55,7 @@ def build_aside(finished: Path, build: Callable[[Path], None], field: str = "out
     with disk(field, finished):
         finished.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(finished.with_name(f".{finished.name}.lock"), timeout=0)
-        # at once: what the other process writes is not what was asked for here
+        # at once: the other process may write something else
         try:
             lock.acquire()
         except Timeout as error:

@@ -14,7 +14,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -314,6 +314,14 @@ def _redact_texts(value: Any, name: str = "", *, by_name: bool = False) -> Any:
     if value and by_name and SECRET_NAME.search(name):
         return REDACTED
     return redacted(value)
+
+
+def by_variant(rows: Iterable[Mapping[str, Any]]) -> dict[str | None, list[Mapping[str, Any]]]:
+    """Return a run's rows by the model that they are of, in the order of the models; older rows name none."""
+    grouped: dict[str | None, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        grouped.setdefault(row.get("variant"), []).append(row)
+    return grouped
 
 
 def passkeys_of(

@@ -195,3 +195,16 @@ def test_everything_imports_without_gpu_network_or_optional_packages():
 def test_thinned_tests_exist():
     names = [name.split("::") for name in thinned.ONE_IN]
     assert [name for name in names if f"def {name[1]}(" not in (ROOT / name[0]).read_text()] == []
+
+
+def test_a_script_runs_after_all_that_it_needs_is_defined():
+    """``python -m`` ended in a NameError where functions stood below the last line that runs; an import does not."""
+    late = []
+    for folder in ("tape_ds", "tools", "benchmarks", "launchers", "evaluation"):
+        for path in (ROOT / folder).rglob("*.py"):
+            others = ast.parse(path.read_text(encoding="utf-8")).body[:-1]
+            if any(
+                isinstance(node, ast.If) and "__main__" in ast.dump(node.test) for node in others
+            ):
+                late.append(path)
+    assert late == []

@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     from tape_ds import checkpoint
     from tape_ds.checkpoint import consolidation
 
-    # what is damaged is refused in any case; without a manifest nothing is known to be whole
+    # a damaged checkpoint is refused in any case; without a manifest none is known to be whole
     unsealed = os.path.isdir(source) and not os.path.lexists(source / checkpoint.MANIFEST)
     if unsealed:
         wrong = "it has no manifest: whether its files are whole and of one checkpoint is unknown"

@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the file")
     options = parser.parse_args(argv)
-    # what was typed wins over what the test set is known by
+    # the command line wins over the known name of the test set
     for name, value in ({"data": [], "min_tokens": 1} | TEST_SETS[options.name]).items():
         if getattr(options, name) is None:
             setattr(options, name, value)

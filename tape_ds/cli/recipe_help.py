@@ -229,7 +229,7 @@ def _plain(text: str) -> str:
 def _table(rows: Mapping[str, str]) -> Iterator[str]:
     for name, text in rows.items():
         first = f"  {name:<32}"
-        # a longer name has a line of its own
+        # a longer name gets a separate line
         if len(name) >= 32:
             first = f"  {name}\n{' ' * 34}"
         yield _wrapped(text, " " * 34, first)

@@ -303,7 +303,7 @@ class ExtensionRecipe(Recipe):
         yield from sources.check_lists(entries, self.data.eval_data, self.data.skip.bad_rows)
         if self.trains:
             yield from weights.check_steps(entries, self.trainer_value("max_steps"))
-        if most is not None and any(isinstance(entry, Mapping) for entry in entries):
+        if most is not None and weights.is_weighted(entries):
             wrong = (
                 "ends the reading of all sources together, and each one in train_data has a weight"
             )

@@ -148,7 +148,7 @@ class Recipe(ABC):
 
     @property
     def section_of_method(self) -> "MethodSection | None":
-        """What is trained of a model, and how; None: all of it, as it is."""
+        """The section of the method; None: the whole model is trained, as it is."""
         return None
 
     @property

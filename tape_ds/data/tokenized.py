@@ -201,7 +201,7 @@ def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         state = json.loads(backend.to_str())
-        # set by whoever calls it
+        # set by the caller
         for name in ("truncation", "padding"):
             state.pop(name, None)
         settings["backend"] = state

@@ -143,7 +143,7 @@ def machines(options: Sequence[str]) -> dict[str, list[int]]:
         return {}
     if not given:
         raise_if_any(check(["--hostfile", name]))
-    # DeepSpeed prints the file, and what it found on this machine
+    # DeepSpeed prints the file, and this machine's devices
     logging.disable(logging.ERROR)
     try:
         return _chosen(name, options)

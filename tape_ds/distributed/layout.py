@@ -108,7 +108,7 @@ class Layout:
 
     def shards(self, stage: int = 0) -> int:
         """Number of shards of what ZeRO ``stage`` partitions; of what every stage does without one."""
-        # each piece of a model that is cut has shards of its own
+        # each piece of a model that is cut has its shards
         if stage == 0 or (self.zero is not None and self.zero >= stage):
             return self.world // self.tensor
         return 1

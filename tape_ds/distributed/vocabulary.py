@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from tape_ds.distributed.group import RankGroup
 from tape_ds.kernels import linear_cross_entropy as chunked
+from tape_ds.kernels.autocast import without_autocast
 from tape_ds.kernels.weighted_cross_entropy import weights_of
 
 
@@ -94,7 +95,7 @@ class VocabularyShard:
         operand = weight.to(chunked.product_dtype(hidden_ND))
         losses_N = hidden_ND.new_zeros(len(targets_N), dtype=chunked.softmax_dtype(hidden_ND))
         chunk = chunked.chunk_tokens(max(self.sizes))
-        with torch.autocast(hidden_ND.device.type, enabled=False):
+        with without_autocast(hidden_ND.device.type):
             for at in range(0, len(targets_N), chunk):
                 rows = slice(at, at + chunk)
                 logits_Cv = (hidden_ND[rows].to(operand.dtype) @ operand.t()).to(losses_N.dtype)
@@ -150,11 +151,11 @@ class _Loss(torch.autograd.Function):
         sum_vD: Tensor | None = None
         weight = weight_vD.to(dtype)
         ignored_N = targets_N == ignore_index
-        # not of its own piece: all must exchange equally long chunks
+        # not by the size of its piece: all must exchange equally long chunks
         chunk = chunked.chunk_tokens(max(part.sizes))
         # the same in every process: they have the same sequences
         blank = chunked.blank_chunks(ignored_N, chunk)
-        with torch.autocast(hidden_ND.device.type, enabled=False):
+        with without_autocast(hidden_ND.device.type):
             for at, skipped in zip(range(0, len(targets_N), chunk), blank, strict=False):
                 if skipped:
                     continue

@@ -22,6 +22,7 @@ from tape_ds.encodings import base
 from tape_ds.encodings.catalogue import RepoOptions
 from tape_ds.encodings.options import ModelConfig
 from tape_ds.encodings.rope import Frequencies, RopeEncoding, RopeLayer
+from tape_ds.kernels.autocast import without_autocast
 from tape_ds.kernels.reference import upcast
 from tape_ds.kernels.rotate import rotate
 
@@ -52,7 +53,7 @@ class Predictor(base.Parameters):
         """z, at least fp32 [B, T, G], of some of the key/value heads."""
         inner_BTJ = F.silu(F.linear(x_BTD, self.gate)) * F.linear(x_BTD, self.content)
         # bf16 numbers near 100 are 0.5 apart
-        with torch.autocast(x_BTD.device.type, enabled=False):
+        with without_autocast(x_BTD.device.type):
             return F.linear(upcast(inner_BTJ), upcast(self.final[groups]))
 
     def initialise(self, normal: base.Normal, constant: base.Fill) -> None:

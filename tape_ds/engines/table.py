@@ -163,7 +163,7 @@ def computed_of(engine: ServingEngine, form: RopeForm) -> Verdict:
     cells = defaultdict(list)
     for trait in form.traits:
         cell = group.cells[trait]
-        # before the rest: what it does not see, it cannot refuse
+        # before the rest, which it could not refuse later
         if trait == _BLIND and cell.result == "wrong":
             return Verdict(engine, "wrong", (_filled(cell, form),))
         cells[cell.result].append(cell)

@@ -145,13 +145,7 @@ def blank_chunks(ignored_N: Tensor, chunk: int) -> list[bool]:
 
 @_chunked.register_fake
 def _(hidden_ND: Tensor, weight_VD: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return _results(hidden_ND, weight_VD, *others[-2:])
-
-
-def _results(
-    hidden_ND: Tensor, weight_VD: Tensor, for_hidden: bool, for_weight: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the operator's outputs before anything is in them."""
+    *_, for_hidden, for_weight = others
     loss = hidden_ND.new_empty((), dtype=softmax_dtype(hidden_ND))
     d_hidden = hidden_ND.new_empty(hidden_ND.shape if for_hidden else (0,))
     return (

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tape_ds.kernels.linear_cross_entropy import add_product
 from tape_ds.kernels.pair_modulus import restore_modulus, restore_modulus_backward
 from tape_ds.kernels.position_mix_inputs import Inputs
 
@@ -174,7 +175,7 @@ def backward(grad: Tensor, inputs: Inputs, gradients: list[Tensor | None], unit:
                 ).add_(tokens.start)
                 d_matrix_NX = torch.bmm(d_out, x.mT).flatten(1)
                 if weights:
-                    product_sum = _plus(product_sum, tokens.silu.T @ d_matrix_NX)
+                    product_sum = add_product(product_sum, tokens.silu.T, d_matrix_NX)
                 if d_gate is not None:
                     d_silu = d_matrix_NX @ product_IX.T
                     _at(d_gate.flatten(0, 1), place).copy_(
@@ -185,28 +186,13 @@ def backward(grad: Tensor, inputs: Inputs, gradients: list[Tensor | None], unit:
         if d_moved is not None and tokens.attend is not None:
             _at(_flat(d_moved), place).copy_(torch.bmm(tokens.attend.mT, d_added))
         if d_attend is not None and tokens.moved is not None:
-            attend_sum = _plus(attend_sum, torch.bmm(d_added, tokens.moved.mT).sum(dim=0))
-    if d_attend is not None:
-        _fill(d_attend, attend_sum)
-    if weights and product_IX is not None:
-        split(
-            torch.zeros_like(product_IX) if product_sum is None else product_sum,
-            inputs,
-            d_expand,
-            d_contract,
-        )
-
-
-def _plus(total: Tensor | None, piece: Tensor) -> Tensor:
-    return piece if total is None else total.add_(piece)
-
-
-def _fill(memory: Tensor, total: Tensor | None) -> None:
-    """Write a sum over tokens; None: there were none."""
-    if total is None:
-        memory.zero_()
-    else:
-        memory.copy_(total)
+            of_piece = torch.bmm(d_added, tokens.moved.mT).sum(dim=0)
+            attend_sum = of_piece if attend_sum is None else attend_sum.add_(of_piece)
+    # there is a piece, also of no tokens
+    if d_attend is not None and attend_sum is not None:
+        d_attend.copy_(attend_sum)
+    if product_sum is not None:
+        split(product_sum, inputs, d_expand, d_contract)
 
 
 def split(

@@ -65,7 +65,7 @@ def use_tiles(model: nn.Module, tiles: int) -> list[str]:
                 return next_state(start, state, attended_BHTC, y_BTD)
             by_tokens: list[Any] = []
             for x in (start, state, attended_BHTC):
-                # what a layer does not have, no piece of it has
+                # a layer without it has no piece of it
                 by_tokens.append([None] * tiles if x is None else x.tensor_split(tiles, dim=2))
             pieces = zip(*by_tokens, y_BTD.tensor_split(tiles, dim=1), strict=True)
             return torch.cat([_again(next_state, *piece) for piece in pieces], dim=2)

@@ -87,7 +87,7 @@ def _compare(
 
 
 def _rotary(native: PreTrainedConfig, config: PreTrainedConfig) -> list[nn.Module]:
-    key = f"{native.model_type} {native.to_json_string(use_diff=False)}"
+    key = decoder.key_of(native)
     if key not in _classes:
         modules = decoder.rotary_modules(decoder.on_meta(native)).values()
         _classes[key] = list({type(module): None for module in modules})

@@ -434,6 +434,11 @@ def _apply_without_casts(self: nn.Module, function: Any, recurse: bool = True) -
     return self
 
 
+def key_of(config: PreTrainedConfig) -> str:
+    """Return a key for what is found out of a configuration once."""
+    return f"{config.model_type} {config.to_json_string(use_diff=False)}"
+
+
 def on_meta(config: PreTrainedConfig) -> Any:
     # transformers' table has our own type of GPT-J only then
     register()

@@ -45,7 +45,7 @@ _OTHER_LAYERS = {
     "indexed_attention": "an indexer scores all keys, and a query attends to the best of them",
     "minimax_m3_sparse": "an indexer picks the blocks of keys of a query",
 }
-"""What the layers of other kinds compute, for messages."""
+"""Kinds of layers that are not computed here -> their computation, for messages."""
 ROTATED_WINDOWS = ("afmoe", "cohere2", "cohere2_moe", "exaone4", "exaone_moe", "flint", "kolibri1")
 """Families whose layers have positions only where they have a window."""
 _OTHERWISE = {
@@ -149,8 +149,8 @@ def _of_wrapper(native: PreTrainedConfig) -> str:
         return "give a decoder of transformers alone"
     if found := check(inner):
         return f"give another model: its text model cannot be extended either ({found[0].wrong})"
-    remedy = "give a folder of its text decoder alone, as it was before it was quantised: of text the whole model may "
-    return f"{remedy}compute something else than that (docs/extending.md, Models with pictures)"
+    remedy = "give a folder of its text decoder alone; the whole model may compute something else of text "
+    return f"{remedy}(docs/extending.md, Models with pictures)"
 
 
 def recomputes(native: PreTrainedConfig) -> bool:

@@ -69,7 +69,7 @@ _SHAPES: dict[str, DecoderShape] = {}
 def decoder_shape(config: PreTrainedConfig) -> DecoderShape:
     """Return the sizes of a configuration that :func:`tape_ds.models.decoder_configuration.check` accepts, counted on a
     model without storage."""
-    key = f"{config.model_type} {config.to_json_string(use_diff=False)}"
+    key = decoder.key_of(config)
     if key in _SHAPES:  # plan, memory and FLOPs ask again and again
         return _SHAPES[key]
     model = decoder.on_meta(config)

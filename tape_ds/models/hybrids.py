@@ -17,7 +17,7 @@ _REMEDY = "give another model"
 
 
 class Built:
-    """What the class of a hybrid builds, without weights."""
+    """A hybrid as its class builds it, without weights."""
 
     def __init__(self, native: PreTrainedConfig):
         model = decoder.on_meta(native)
@@ -31,7 +31,7 @@ _built: dict[str, Built] = {}
 
 
 def built(native: PreTrainedConfig) -> Built:
-    key = f"{native.model_type} {native.to_json_string(use_diff=False)}"
+    key = decoder.key_of(native)
     if key not in _built:
         _built[key] = Built(native)
     return _built[key]

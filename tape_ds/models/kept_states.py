@@ -22,7 +22,7 @@ def bytes_per_token(config: PreTrainedConfig, dtype: torch.dtype) -> float:
     """Return bytes per token of all layers together; 0 of a model without such layers."""
     if not carries_state(config):
         return 0.0
-    key = (f"{config.model_type} {config.to_json_string(use_diff=False)}", dtype)
+    key = (decoder.key_of(config), dtype)
     if key not in _counted:
         model = decoder.on_meta(config).to(dtype)
         weights = {

@@ -22,7 +22,6 @@ class RMSNorm(LlamaRMSNorm):
             or hidden_states.dtype != weight.dtype
             or torch.is_autocast_enabled("cuda")
         ):
-            return super().forward(
-                hidden_states
-            )  # the kernel takes one dtype, and autocast would make it fp32
+            # the kernel takes one dtype, and autocast would make it fp32
+            return super().forward(hidden_states)
         return F.rms_norm(hidden_states, weight.shape, weight, self.variance_epsilon)

@@ -132,7 +132,7 @@ class AnswerCount:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "AnswerCount":
         fields = dict(values)
-        # what follows from the others
+        # they follow from the others
         for name in ("share", "interval"):
             fields.pop(name, None)
         return cls(**fields)

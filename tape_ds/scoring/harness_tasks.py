@@ -197,7 +197,10 @@ def _main_first(entry: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]
 
 def _preference(key: str) -> int:
     """Return the place of ``metric,filter`` among the metrics that are preferred."""
-    return [*PREFERRED, key.partition(",")[0]].index(key.partition(",")[0])
+    metric = key.partition(",")[0]
+    if metric in PREFERRED:
+        return PREFERRED.index(metric)
+    return len(PREFERRED)
 
 
 def _cell(value: float | None, spec: str) -> str:

@@ -23,6 +23,7 @@ from tape_ds.markdown_table import markdown_table
 from tape_ds.numbers import length as length_label
 from tape_ds.numbers import number
 from tape_ds.scoring.exact_match import AnswerCount
+from tape_ds.scoring.plots import write_picture
 
 COLOURS = "cividis"
 """Even in lightness, and the same to colour-blind readers."""
@@ -126,13 +127,8 @@ def draw_passkeys(
         inside = bisect.bisect_right(lengths, native_length)
         axes.axvline(inside - 0.5, color=LINE, linestyle="--", lw=2)
         axes.set_xlabel(f"length (tokens); dashed: native length {length_label(native_length)}")
-    figure.colorbar(image, ax=axes, label="keys found", ticks=[0, 0.5, 1], format=_percent)
-    storage.write_file(path, lambda part: figure.savefig(part, dpi=150, format="png"))
-    return path
-
-
-def _percent(share: float, _: object) -> str:
-    return f"{share:.0%}"
+    figure.colorbar(image, ax=axes, label="keys found", ticks=[0, 0.5, 1], format="{x:.0%}")
+    return write_picture(figure, path)
 
 
 def write_generated(figures: Mapping[str, Any], folder: Path, title: str) -> list[Path]:
@@ -206,6 +202,5 @@ def draw_generated(figures: Mapping[str, Any], path: Path, title: str) -> Path:
         parse_math=False,
     )
     figure.suptitle(title, fontsize="medium", wrap=True, parse_math=False)
-    figure.colorbar(image, pad=0.02, aspect=25, label="exact match", format=_percent)
-    storage.write_file(path, lambda part: figure.savefig(part, dpi=150, format="png"))
-    return path
+    figure.colorbar(image, pad=0.02, aspect=25, label="exact match", format="{x:.0%}")
+    return write_picture(figure, path)

@@ -12,7 +12,7 @@ need one.
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -146,18 +146,20 @@ def figures(planned: Mapping[str, LongJob], found: Mapping[str, Any]) -> list[di
 
 def pooled(parts: Iterable[LongLoss]) -> dict[str, Any]:
     """Return the means over all tokens of all windows; ``long_ppl`` is None without a key token."""
-    key_nlls, key_tokens, nlls, targets = zip(*map(astuple, parts), strict=True)
-    nll = math.fsum(nlls) / sum(targets)
+    listed = list(parts)
+    keys = sum(part.key_tokens for part in listed)
+    targets = sum(part.targets for part in listed)
+    nll = math.fsum(part.nll for part in listed) / targets
     key_nll = None
     long_ppl = None
-    if any(key_tokens):
-        key_nll = math.fsum(key_nlls) / sum(key_tokens)
+    if keys:
+        key_nll = math.fsum(part.key_nll for part in listed) / keys
         long_ppl = losses.exp(key_nll)
     return {
         "long_ppl": long_ppl,
         "key_nll": key_nll,
-        "key_tokens": sum(key_tokens),
-        "targets": sum(targets),
+        "key_tokens": keys,
+        "targets": targets,
         "nll": nll,
         "perplexity": losses.exp(nll),
     }

@@ -70,7 +70,7 @@ def loss_curve(history: Iterable[Mapping[str, Any]], path: Path) -> Path:
     axes.set(xlabel="optimizer step", ylabel="loss (nats per token)", title="Loss during training")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(frameon=False)
-    return _write(figure, path)
+    return write_picture(figure, path)
 
 
 def loss_by_position(
@@ -125,7 +125,7 @@ def loss_by_position(
         axes.set(xlabel="position in the document (tokens)", xlim=(0, end))
         # ticks at multiples of a power of two, at most nine, written 0, 2k, 4k ... as lengths in this field are
         axes.xaxis.set_major_locator(MultipleLocator(step))
-        axes.xaxis.set_major_formatter(_thousands if step >= 1024 else "{x:g}")
+        axes.xaxis.set_major_formatter(_as_length if step >= 1024 else "{x:g}")
         if axes in lower:
             limit = scales.height(drawn)
             axes.set_ylim(-limit, limit)
@@ -136,7 +136,7 @@ def loss_by_position(
     figure.legend(
         *upper.get_legend_handles_labels(), loc="outside lower center", frameon=False, ncols=3
     )
-    return _write(figure, path)
+    return write_picture(figure, path)
 
 
 def position_updates(measured: Sequence[tuple[int, Mapping[str, Any]]], path: Path) -> Path:
@@ -165,7 +165,7 @@ def position_updates(measured: Sequence[tuple[int, Mapping[str, Any]]], path: Pa
             axes.set_ylim(top=1.02)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return _write(figure, path)
+    return write_picture(figure, path)
 
 
 def _tidy(axes: Axes) -> Axes:
@@ -174,7 +174,7 @@ def _tidy(axes: Axes) -> Axes:
     return axes
 
 
-def _write(figure: Figure, path: Path) -> Path:
+def write_picture(figure: Figure, path: Path) -> Path:
     storage.write_file(path, lambda aside: figure.savefig(aside, dpi=150, format="png"))
     return path
 
@@ -186,7 +186,5 @@ def _stops(losses: SpanLosses) -> list[int]:
     return stops
 
 
-def _thousands(x: float, _: object) -> str:
-    if x:
-        return f"{x / 1024:g}k"
-    return "0"
+def _as_length(x: float, _: object) -> str:
+    return length(round(x))

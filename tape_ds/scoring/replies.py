@@ -86,8 +86,8 @@ def until(ids: Sequence[int], ends: Sequence[int]) -> Sequence[int]:
 def shared_beginning(prompts: Sequence[Sequence[int]]) -> int:
     """Return how many tokens all prompts begin with, at most all but the last one of the shortest."""
     shortest = min(map(len, prompts))
-    for place, tokens in zip(range(shortest - 1), zip(*prompts, strict=False), strict=False):
-        if len(set(tokens)) > 1:
+    for place in range(shortest - 1):
+        if len({ids[place] for ids in prompts}) > 1:
             return place
     # a reply follows a token that was read for it alone
     return shortest - 1

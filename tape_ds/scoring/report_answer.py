@@ -15,10 +15,10 @@ from typing import Any, NamedTuple, TypeVar
 from markupsafe import Markup
 
 from tape_ds.numbers import length
-from tape_ds.results import UNTOUCHED, WITHOUT_UPDATES, Result
+from tape_ds.results import UNTOUCHED, WITHOUT_UPDATES, Result, by_variant
 from tape_ds.scoring import ruler
 from tape_ds.scoring.report_columns import RUN, Column
-from tape_ds.scoring.report_parts import HTML, MISSING, number
+from tape_ds.scoring.report_parts import HTML, MISSING, interval, number
 from tape_ds.scoring.span_losses import SpanLosses
 
 BASE = "untouched base"
@@ -73,7 +73,7 @@ def answers(columns: Sequence[Column]) -> list[Markup]:
         heads = sorted(names, key=lambda name: (name != BASE, name == evidence.own))
         table = []
         for row in rows:
-            table.append([row.label, *map(row.cells.get, heads, itertools.repeat(MISSING))])
+            table.append([row.label, *(row.cells.get(name, MISSING) for name in heads)])
         sentences = " ".join(filter(None, (row.sentence for row in rows)))
         cards.append(HTML.answer(column.name, sentences, ["", *heads], table))
         remarks |= dict.fromkeys(notes(evidence))
@@ -166,7 +166,7 @@ def _variants(run: Result) -> list[str]:
     """Return the models that a run scored, its own last; the trained one without its updates is left out."""
     names = dict.fromkeys(_rows(run, "loss_by_position"))
     for row in [*_rows(run, "passkey"), *_rows(run, "ruler")]:
-        # an older run asked its own model only, and named none
+        # older results are of the run's model alone, and name none
         if "variant" in row:
             names[row["variant"]] = None
     return [name for name in names if not name.endswith(WITHOUT_UPDATES)]
@@ -195,23 +195,15 @@ def _ruler(
             evaluated[BASE] = other.figures
     by_run: ByModel[Mapping[str, Any]] = {}
     rows = _rows(run, "ruler")
+    seed = run.seed if run else None
     for variant, of_variant in by_variant(rows).items():
-        seed = run.seed if run else None
-        by_run[_heading(variant)] = ruler.figures(ruler.replies_of(of_variant), seed=seed or 0)
+        by_run[_heading(str(variant))] = ruler.figures(ruler.replies_of(of_variant), seed=seed or 0)
     chosen = _beside_base(evaluated, by_run)
     if chosen is by_run and rows:
         tasks = ", ".join(dict.fromkeys(row["task"] for row in rows))
         asked = f"{tasks} of its {ruler.ALL_TASKS} tasks, asked by the run itself"
         asked += f", {rows[0]['samples']} questions of each at each length"
     return asked, chosen
-
-
-def by_variant(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """Return a run's rows by the model that they are of, in the order of the models."""
-    grouped: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        grouped.setdefault(row["variant"], []).append(row)
-    return grouped
 
 
 def asked_alike(one: Result, other: Result) -> bool:
@@ -249,7 +241,8 @@ def _run_passkeys(run: Result | None, own: str) -> ByModel[Passkeys]:
     if "variant" not in stored[0]:
         return {own: counts_by_length(stored)}
     counts = {}
-    for name, rows in by_variant(stored).items():
+    for variant, rows in by_variant(stored).items():
+        name = str(variant)
         if not name.endswith(WITHOUT_UPDATES):
             counts[_heading(name)] = counts_by_length(rows)
     return counts
@@ -350,9 +343,10 @@ def _found_to(evidence: Evidence) -> AnswerRow:
             texts[name] = f"below {length(first)} ({counts[first][0]} of {counts[first][1]} there)"
             continue
         asked = counts[reached][1]
-        texts[name] = f"{length(reached)} ({asked} of {asked} there)"
+        place = length(reached)
         if reached == max(counts):
-            texts[name] = f"{length(reached)}, the longest asked ({asked} of {asked} there)"
+            place += ", the longest asked"
+        texts[name] = f"{place} ({asked} of {asked} there)"
     label = "Usable length by passkeys (all found)"
     return _text_row(label, texts, f"{label}: {_beside(texts, evidence.own)}.")
 
@@ -455,8 +449,7 @@ def _ruler_mean(evidence: Evidence, tokens: int) -> AnswerRow:
         row = _at(tokens, figures["lengths"])
         if row is None:
             continue
-        spread = f" ({100 * row['low']:.0f} to {100 * row['high']:.0f})"
-        cells[name] = _percent(row["mean"]) + spread
+        cells[name] = _percent(row["mean"]) + f" ({interval(row)})"
         gains = figures.get("differences", ())
         other = str(figures.get("against"))
         if base is not None and name != BASE:

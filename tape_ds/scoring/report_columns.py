@@ -52,8 +52,12 @@ Unused = tuple[Path, str]
 
 def select(columns: Sequence[Column], kind: str) -> dict[str, results.Result]:
     """Return the results of a kind by the names of their columns."""
-    having = [column for column in columns if kind in column.records]
-    return {column.name: column.records[kind].result for column in having}
+    found = {}
+    for column in columns:
+        result = column.result(kind)
+        if result is not None:
+            found[column.name] = result
+    return found
 
 
 def collect(arguments: Sequence[str]) -> tuple[list[Column], list[Unused]]:
@@ -90,7 +94,7 @@ def find_records(path: Path) -> tuple[list[Record], list[Unused]]:
     records: list[Record] = []
     unused: list[Unused] = []
     for file in sorted(files, key=lambda each: (each.parent.parts, each.name)):
-        if "/." in f"/{file.relative_to(path).as_posix()}" and file != path:
+        if any(part.startswith(".") for part in file.relative_to(path).parts):
             continue
         # runs keep other JSON files, which are neither shown nor reported
         if file != path and not _is_result(file):

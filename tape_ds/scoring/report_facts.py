@@ -45,14 +45,14 @@ def facts(columns: Sequence[Column], unused: Sequence[Unused]) -> list[Markup]:
     """Return a table for each kind of result, with a warning if evaluations differ, and the files left out."""
     parts = []
     for kind in KINDS:
-        records = {}
+        having = []
         # name -> column -> value
         settings: defaultdict[str, dict[str, Any]] = defaultdict(dict)
         costs: defaultdict[str, dict[str, Any]] = defaultdict(dict)
         for column in columns:
             if kind in column.records:
                 record = column.records[kind]
-                records[column.name] = record
+                having.append(column.name)
                 for setting, value in _settings(record).items():
                     settings[setting][column.name] = value
                 for fact, value in _costs(record).items():
@@ -61,7 +61,7 @@ def facts(columns: Sequence[Column], unused: Sequence[Unused]) -> list[Markup]:
         differ = []
         for setting, values in [*settings.items()]:
             is_data = setting.startswith("data ")
-            compared: Iterable[Any] = map(values.get, records)
+            compared: Iterable[Any] = map(values.get, having)
             # data that another column did not read is no difference: a row of scores has the same data for all columns
             if is_data:
                 compared = values.values()
@@ -77,12 +77,12 @@ def facts(columns: Sequence[Column], unused: Sequence[Unused]) -> list[Markup]:
                 words = "trained on the same data"
             text = f"{kind}: not {words}, so numbers may not compare: {', '.join(differ)}."
             parts.append(HTML.warning(text))
-        if records:
+        if having:
             rows = []
             for fact, values in [*settings.items(), *costs.items()]:
-                rows.append([fact, *(with_unit(fact, values.get(name)) for name in records)])
+                rows.append([fact, *(with_unit(fact, values.get(name)) for name in having)])
             caption = f"Results of {kind}: main settings, others that differ, costs of the last start, and origin"
-            parts.append(HTML.table(caption, [kind, *records], rows))
+            parts.append(HTML.table(caption, [kind, *having], rows))
     left = [[str(path), reason] for path, reason in unused]
     if left:
         parts.append(HTML.table("Files that could not be used", ["file", "reason"], left))

@@ -9,18 +9,26 @@ from typing import Any
 from markupsafe import Markup
 
 from tape_ds.numbers import length
-from tape_ds.results import UNTOUCHED, UNTRAINED, passkeys_of
+from tape_ds.results import UNTOUCHED, UNTRAINED, by_variant
 from tape_ds.scoring import ruler
 from tape_ds.scoring.report_answer import (
     answers,
-    by_variant,
     counts_by_length,
     is_base,
     native_length,
 )
 from tape_ds.scoring.report_columns import RUN, Column, Unused, select
 from tape_ds.scoring.report_facts import facts
-from tape_ds.scoring.report_parts import HTML, NATS, PERCENT, Gallery, Score, compare, lines_of
+from tape_ds.scoring.report_parts import (
+    HTML,
+    NATS,
+    PERCENT,
+    Gallery,
+    Score,
+    compare,
+    interval,
+    lines_of,
+)
 from tape_ds.scoring.span_losses import SpanLosses
 
 POINTS = 500
@@ -170,7 +178,7 @@ def perplexities(columns: Sequence[Column], gallery: Gallery) -> list[Markup]:
         gallery.draw(title, "length (tokens)", "perplexity", lines, log=True)
         of_nats = {}
         for name, points in lines.items():
-            of_nats[name] = dict(zip(points, map(_nats, points.values()), strict=True))
+            of_nats[name] = {tokens: _nats(value) for tokens, value in points.items()}
         base = reference(columns, lines)
         gallery.draw_differences(title, "length (tokens)", NATS, of_nats, base, log=True)
         caption = f"Perplexity, ± standard error over documents: {scoring}"
@@ -220,12 +228,14 @@ def rulers(columns: Sequence[Column], gallery: Gallery) -> list[Markup]:
     for asked, name, figures in _asked(columns):
         for row in figures["lengths"]:
             tokens = row["length"]
-            mean = Score(name, length(tokens), 100 * row["mean"], tokens=tokens)
-            means[asked].append(mean._replace(detail=_interval(row)))
+            share = 100 * row["mean"]
+            mean = Score(name, length(tokens), share, tokens=tokens, detail=interval(row))
+            means[asked].append(mean)
         for cell in figures["cells"]:
             place = f"{cell['task']}, {length(cell['length'])}"
-            score = Score(name, place, 100 * cell["score"], samples=cell["samples"])
-            tasks[asked].append(score._replace(detail=_interval(cell)))
+            share = 100 * cell["score"]
+            score = Score(name, place, share, samples=cell["samples"], detail=interval(cell))
+            tasks[asked].append(score)
     parts = []
     for asked, scores in means.items():
         title = f"RULER, mean of {asked}"
@@ -233,10 +243,6 @@ def rulers(columns: Sequence[Column], gallery: Gallery) -> list[Markup]:
         parts += compare(f"RULER, mean of the tasks, % (95 % interval): {asked}", scores, places=1)
         parts += compare(f"RULER by task, % (95 % interval): {asked}", tasks[asked], places=1)
     return parts
-
-
-def _interval(row: Mapping[str, Any]) -> str:
-    return f"{100 * row['low']:.0f} to {100 * row['high']:.0f}"
 
 
 def _asked(columns: Sequence[Column]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
@@ -270,10 +276,9 @@ def passkeys(columns: Sequence[Column], gallery: Gallery) -> list[Markup]:
     for name, result in select(columns, RUN).items():
         form = f"form {result.config.get('passkey_form')}, asked by the training runs themselves"
         stored = result.figures.get("passkey") or []
-        # an older run asked its own model only, and named none
-        variants = dict.fromkeys(row.get("variant") for row in stored)
-        for variant in variants:
-            by_form[form][_label(name, variant, variants)] = passkeys_of(stored, variant)
+        of_variants = by_variant(stored)
+        for variant, rows in of_variants.items():
+            by_form[form][_label(name, variant, of_variants)] = rows
     parts = []
     for form, by_column in sorted(by_form.items()):
         scores = []

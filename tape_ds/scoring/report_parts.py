@@ -72,6 +72,11 @@ class Score(NamedTuple):
     detail: str = ""
 
 
+def interval(row: Mapping[str, Any]) -> str:
+    """Return an interval of shares as percentages: ``57 to 91``."""
+    return f"{100 * row['low']:.0f} to {100 * row['high']:.0f}"
+
+
 def number(
     value: float | None, error: float | None = None, places: int | None = None, sign: str = ""
 ) -> Markup:

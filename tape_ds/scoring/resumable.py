@@ -295,7 +295,7 @@ def folder(output: str | None, model: "FoundModel") -> Path:
 def _identity(result: results.Result) -> dict[str, Any]:
     """Return what decides a result's figures, by section and name."""
     model = dict(result.model or {})
-    # where a model lies changes no number
+    # the folder of a model changes no number
     for name in ("address", "kind"):
         model.pop(name, None)
     versions = {name: version for name, version in result.versions.items() if name in COMPUTING}

@@ -12,7 +12,6 @@ question, questions are resampled.
 
 import itertools
 import math
-import operator
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -141,7 +140,7 @@ def differences(scores: Scores, base: Scores, seed: int) -> list[dict[str, Any]]
         of_both[key] = base[key]
         gains[key] = []
         for own, theirs in zip(scores[key], base[key], strict=True):
-            gains[key].append(list(map(operator.sub, own, theirs)))
+            gains[key].append([mine - other for mine, other in zip(own, theirs, strict=True)])
     lengths = lengths_of(common)
     means = _resampled(gains, lengths, seed)
     rows = []
@@ -210,7 +209,7 @@ def _resampled(scores: Scores, lengths: Sequence[int], seed: int) -> dict[int, n
     """Return means of resampled texts, fp64 [RESAMPLES], by length."""
     means = {}
     for length in lengths:
-        # of each length its own: another length asked changes no number of this one
+        # a seed for each length: another length in the command changes no number of this one
         generator = np.random.default_rng((seed, length))
         of_tasks = []
         for (_, of), texts in scores.items():

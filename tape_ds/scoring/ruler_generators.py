@@ -166,7 +166,7 @@ class Generators:
         module = self._module(module_name)
         # the search for the size of a text, and some attempts for each sample
         measuring = MeasuringTokenizer(tokenizer, room, patience=1000 + length // 4 + 20 * samples)
-        # what the module would load, show and print
+        # things that the module would load, show and print
         module["get_tokenizer"] = lambda *_, **__: measuring
         module["tqdm"] = lambda items, **_: items
         module["print"] = lambda *_, **__: None
@@ -209,7 +209,9 @@ class Generators:
         words = _words_of_wonderwords()
         lists_all = _LISTS_ALL_WORDS in Path(_file("prepare_niah")).read_text(encoding="utf-8")
         # where this line is another one, the module makes its own list, whatever that costs
-        imported = _words_of_wonderwords(empty=lists_all)
+        imported = words
+        if lists_all:
+            imported = _words_of_wonderwords(empty=True)
         nltk = ModuleType("nltk")
         nltk.data = SimpleNamespace(find=lambda _: None)  # type: ignore[attr-defined]
         # found when it is called, so that importing this module needs no data
@@ -351,7 +353,7 @@ def _execute(name: str, replaced: Mapping[str, ModuleType]) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     finally:
-        # what others import is theirs again
+        # names that others import are theirs again
         for imported, theirs in before.items():
             if theirs is None:
                 del sys.modules[imported]

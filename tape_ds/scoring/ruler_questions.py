@@ -154,7 +154,7 @@ def _about(
     """Return the documents of a text's questions."""
     if count == 1:
         return [dict(document)]
-    # of each text its own: another number of texts changes no question
+    # a seed for each text: another number of texts changes no question
     chosen = f"{seed} {task} {document['max_length']} {document['index']}"
     return ruler_texts.questions_about(document, generators.needle, count, chosen)
 

@@ -13,6 +13,7 @@ from tape_ds import storage
 from tape_ds.markdown_table import markdown_table
 from tape_ds.numbers import length as length_label
 from tape_ds.scoring.heat_maps import COLOURS, LINE, files
+from tape_ds.scoring.plots import write_picture
 
 FIELDS = ("task", "length", "samples", "score", "low", "high", "mean_tokens")
 RULES = {
@@ -129,8 +130,8 @@ def draw(figures: Mapping[str, Any], path: Path, title: str) -> None:
         )
     figure.legend(handles=marks, loc="outside lower center", fontsize="small")
     axes.set_title(title, fontsize="medium", wrap=True, parse_math=False)
-    figure.colorbar(image, ax=axes, label="score", format=lambda share, _: f"{share:.0%}")
-    storage.write_file(path, lambda part: figure.savefig(part, dpi=150, format="png"))
+    figure.colorbar(image, ax=axes, label="score", format="{x:.0%}")
+    write_picture(figure, path)
 
 
 def _share(value: float, interval: Mapping[str, Any]) -> str:

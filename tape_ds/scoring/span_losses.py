@@ -1,11 +1,8 @@
 """Mean loss for each span of positions, as results store it; without torch."""
 
 import math
-import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from itertools import zip_longest
-from operator import attrgetter
 from typing import Any
 
 
@@ -53,16 +50,15 @@ class SpanLosses:
     def merge(cls, losses: Iterable["SpanLosses"]) -> "SpanLosses":
         """Average several documents: each span over the targets of all documents that reach it."""
         documents = list(losses)
-        spans = list(map(attrgetter("span"), documents))
+        spans = [document.span for document in documents]
         if len(set(spans)) != 1:
             raise ValueError(f"losses to merge must share one span: {spans}")
         longest = max(documents, key=lambda document: len(document.starts))
         nll = []
         counts = []
-        # a document that ends before a span has no target in it
-        means = zip_longest(*map(attrgetter("nll"), documents), fillvalue=0.0)
-        targets = zip_longest(*map(attrgetter("counts"), documents), fillvalue=0)
-        for means_of_span, targets_of_span in zip(means, targets, strict=True):
-            counts.append(sum(targets_of_span))
-            nll.append(math.fsum(map(operator.mul, means_of_span, targets_of_span)) / counts[-1])
+        for at in range(len(longest.starts)):
+            reaching = [document for document in documents if at < len(document.starts)]
+            sums = [document.nll[at] * document.counts[at] for document in reaching]
+            counts.append(sum(document.counts[at] for document in reaching))
+            nll.append(math.fsum(sums) / counts[-1])
         return cls(longest.span, longest.starts, tuple(nll), tuple(counts))

@@ -51,7 +51,7 @@ def now() -> int:
 
 def event(data: dict[str, Any], name: str | None = None) -> str:
     """Return a server-sent event, in ASCII: many clients also end a line at U+2028, U+0085 and their like."""
-    # a NaN would be no JSON, and end a client's stream with an error of its own
+    # a NaN would be no JSON, and end a client's stream with another error
     text = json.dumps(data, allow_nan=False)
     if name is None:
         return f"data: {text}\n\n"

@@ -1,4 +1,4 @@
-"""What the base of a recipe cannot do: the features that transformers' own classes lack, in one table."""
+"""Features that transformers' own classes lack, in one table: why a base does not fit a recipe."""
 
 from collections.abc import Iterator, Mapping
 

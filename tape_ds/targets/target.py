@@ -23,7 +23,7 @@ R_co = TypeVar("R_co", bound=Recipe, covariant=True)
 
 @dataclass(frozen=True, kw_only=True)
 class FetchedModel:
-    """What the trained model is made of, on this machine."""
+    """The parts of the trained model, on this machine."""
 
     base: BaseModel | None = None
     """With its weights; None of a new model."""
@@ -31,7 +31,7 @@ class FetchedModel:
     """Configuration of the trained model, with what its tokenizer decides."""
     tokenizer: PreTrainedTokenizerBase
     identity: Mapping[str, str] = field(default_factory=dict)
-    """What decides the run's numbers besides the recipe, the data, the tokenizer and the weights."""
+    """Everything else that decides the run's numbers, besides recipe, data, tokenizer and weights."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ class Target(ABC, Generic[R_co]):
         if self.base is None or not paths.of(self.base.name).is_dir():
             return
         # tensors of one that is converted first get other names
-        is_whole = wrapper.read(paths.of(self.base.name)) is not None
-        if not is_whole and not model_folder.is_converted(self.base.name):
+        is_wrapper = wrapper.find(self.base.name) is not None
+        if not is_wrapper and not model_folder.is_converted(self.base.name):
             extendable.check_weights(self.base.name, self.config)
 
     def note_of_length(self) -> str | None:

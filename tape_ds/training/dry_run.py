@@ -1,4 +1,4 @@
-"""The plan of a run, for ``--dry_run``: what it would do, and what this machine would refuse; nothing is started."""
+"""The plan of a run and this machine's objections to it, for ``--dry_run``; nothing is started."""
 
 import dataclasses
 
@@ -79,11 +79,8 @@ def describe(recipe: Recipe) -> str:
     local = dataclasses.replace(recipe, elsewhere=False)
     here = [*local.problems(set()), *device.check(recipe, config), *library_checks.check(local)]
     here += earlier_run.check_folder(recipe)
-    text += (
-        ["This machine would refuse the run:", *(f"  {problem}" for problem in here)]
-        if here
-        else []
-    )
+    if here:
+        text += ["This machine would refuse the run:", *(f"  {problem}" for problem in here)]
     return "\n".join(text)
 
 

@@ -32,7 +32,7 @@ class NothingToDo(Exception):  # noqa: N818 - nothing went wrong
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingJob(Generic[R_co]):
-    """What a run is known by before its data are read."""
+    """The state of a run before its data are read."""
 
     target: Target[R_co]
     """With a recipe that leaves nothing open."""

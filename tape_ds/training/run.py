@@ -60,7 +60,7 @@ Figures: TypeAlias = dict[str, object]
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """What a run has read."""
+    """The data of a run."""
 
     sequences: RunSamples
     """The run's samples by number."""
@@ -152,8 +152,12 @@ class Run(ABC, Generic[R, D]):
     @functools.cached_property
     def record(self) -> TrainedRecord:
         base = self.job.fetched.base
-        origin = {"base": None} if base is None else trained.origin(base.name, base.folder)
-        return TrainedRecord(**origin, method=self.recipe.method_name, names=self.names)
+        method = self.recipe.method_name
+        published = self.job.target.base
+        if base is None or published is None:
+            return TrainedRecord(base=None, method=method, names=self.names)
+        origin = trained.origin(base.name, base.folder, published.folder)
+        return TrainedRecord(**origin, method=method, names=self.names)
 
     @property
     def mean_tokens(self) -> int:

@@ -75,10 +75,8 @@ class StepGuards:
             self.say(f"step {step}: {spike}")
 
         skipped = self._counted > before or bool(scaled_skip)
-        has_scale = scaled_skip is not None or bool(getattr(engine, "fp16_enabled", bool)())
-        message = self.nonfinite.observe(
-            step, losses, norms, skipped, rescaled=skipped and has_scale
-        )
+        scales = scaled_skip is not None or getattr(engine, "fp16_enabled", lambda: False)()
+        message = self.nonfinite.observe(step, losses, norms, skipped, rescaled=skipped and scales)
         if message is not None:
             self.say(message)
 

@@ -8,7 +8,6 @@ Triton calls before it compiles records the specialisation and skips the compila
 
 import contextlib
 import os
-import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -89,13 +88,6 @@ OPTIONS = Launch.options.fget  # type: ignore[attr-defined]
 @contextlib.contextmanager
 def gpu(recorder: Recorder) -> Iterator[None]:
     """Patch torch and Triton as if there were a GPU; ``TAPE_DS_AUTOTUNE`` makes operators try all launches of a row."""
-    # on meta tensors, operators would run their shape functions
-    for name, module in list(sys.modules.items()):
-        if not name.startswith("tape_ds.kernels."):
-            continue
-        for operator in vars(module).values():
-            if isinstance(operator, torch.library.CustomOpDef):
-                operator.register_fake(operator._init_fn)
 
     # in place of a measurement: each launch of a row is recorded, and none is faster
     def launch_once(run: Callable[[], object]) -> float:

@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
 
     failed = []
-    # one set of folders for all engines, each in an environment of its own
+    # one set of folders for all engines, and an environment for each engine
     with tempfile.TemporaryDirectory(prefix="engines-") as temporary:
         folder = Path(temporary) / "cases"
         cases.write(folder)

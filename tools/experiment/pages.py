@@ -166,7 +166,9 @@ def write(
     if since is not None and runs.all_ended(work.own, work.commands(asked.then), since) is not None:
         concluded = work.own
     rows, made, sources = gather(work, complete, concluded)
-    copied = _copy_pictures(work, concluded, folder)
+    copied: list[str] = []
+    if concluded is not None:
+        copied = _copy_pictures(work, folder)
     scale = None
     title = asked.about
     if asked.label:
@@ -207,10 +209,10 @@ def write(
     return f"{text}\nwritten to {folder / work.name}.md, .json"
 
 
-def _copy_pictures(work: ExperimentWork, concluded: Path | None, folder: Path) -> list[str]:
+def _copy_pictures(work: ExperimentWork, folder: Path) -> list[str]:
     """Copy the pictures of the last commands into ``folder``; return their paths from the repository's top."""
     copied = []
-    for pattern in work.experiment.pictures if concluded else ():
+    for pattern in work.experiment.pictures:
         for file in sorted(work.own.glob(pattern)):
             target = folder / f"{work.name}_{file.name}"
             storage.write_file(target, functools.partial(shutil.copyfile, file))

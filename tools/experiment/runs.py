@@ -192,7 +192,7 @@ def plan(
         with collecting(problems):
             own_seeds[arm] = load_arm(arm, [])[0].trainer_value("seed")
     # what several arms share is said once
-    raise_if_any(list(dict(zip(map(str, problems), problems, strict=True)).values()))
+    raise_if_any(list({str(problem): problem for problem in problems}.values()))
 
     seeds: Sequence[int | None] = asked.seeds or [None]
     planned = []
@@ -307,7 +307,7 @@ class ExperimentWork:
             before = _results(folder)
             if self.starting.run_command(words, log) != 0:
                 return log
-            left = sorted(dict(_results(folder) - before))
+            left = sorted(name for name, _ in _results(folder) - before)
             done[typed] = {"ended": results.now(), "left": left}
             storage.write_json(folder / STEPS, done)
         return None

@@ -8,7 +8,6 @@
 Writes PART.md, .json and .png: every arm's figures over seeds, the claims of the protocol, and the picture.
 """
 
-import itertools
 import math
 import statistics as plain
 import sys
@@ -84,10 +83,12 @@ def texts_of(arms: Arms) -> list[str]:
 def claims_of(part: ProtocolPart, arms: Arms) -> list[MethodClaim]:
     """Return the claims of every stage with enough seeds, with Holm's correction over all of them."""
     made = []
-    for figure, pair in itertools.product((LOSS, KEYS), part.claims):
+    for figure in (LOSS, KEYS):
         places = texts_of(arms) if figure == LOSS else part.lengths
-        if places:
-            able = counted(part, arms, figure)
+        if not places:
+            continue
+        able = counted(part, arms, figure)
+        for pair in part.claims:
             pairs = _paired(able.get(pair[0], {}), able.get(pair[1], {}))
             if len(pairs) >= FEWEST:
                 made.append(_claim(part, figure, pair, pairs, places))
@@ -211,7 +212,7 @@ def losses_table(part: ProtocolPart, arms: Arms) -> str:
 
 def answers_table(part: ProtocolPart, arms: Arms) -> list[str]:
     """Return a sentence and the table of right answers in %, with plain passkeys if any run was asked for them."""
-    lengths = sorted({length for _, run in each_run(arms) for length in run.keys})
+    lengths = sorted({length for run in each_run(arms) for length in run.keys})
     lines = []
     passkeys: dict[str, list[str]] = {}
     for arm, of_seed in arms.items():
@@ -246,10 +247,9 @@ def pooled(runs: Iterable[MethodRun], length: int) -> str:
     return f"{right}/{asked}"
 
 
-def each_run(arms: Arms) -> Iterator[tuple[str, MethodRun]]:
-    for arm, of_seed in arms.items():
-        for run in of_seed.values():
-            yield arm, run
+def each_run(arms: Arms) -> Iterator[MethodRun]:
+    for of_seed in arms.values():
+        yield from of_seed.values()
 
 
 def claims_table(claims: Iterable[MethodClaim]) -> str:
@@ -335,17 +335,13 @@ def main(argv: list[str] | None = None) -> int:
     for claim in claims:
         interval = claim.found.interval
         stored.append(asdict(claim) | {"interval": interval, "verdict": verdict(claim)})
-    runs = [asdict(run) for _, run in each_run(arms)]
+    runs = [asdict(run) for run in each_run(arms)]
     result = results.collect(command=["python", "-m", "tools.experiments.advice", *typed])
     results.save(result.finish({"runs": runs, "claims": stored}), folder / f"{options.part}.json")
     text = page(part, options.part, arms, claims)
     storage.write_text(folder / f"{options.part}.md", text)
     print(text)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
 
 
 def _merged(of_seed: Mapping[int, MethodRun]) -> list[SpanLosses]:
@@ -383,3 +379,7 @@ def _answers(runs: Iterable[MethodRun]) -> tuple[list[float], list[list[float]]]
             lengths.append(length)
             shares.append([run.share_at(length) for run in asked])
     return lengths, shares
+
+
+if __name__ == "__main__":
+    sys.exit(main())

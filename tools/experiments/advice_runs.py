@@ -29,7 +29,7 @@ class ProtocolPart:
     """An arm against another."""
     reference: str = "yarn"
     questions: str = "One key among ten, 20 questions a length"
-    """What was asked at each length."""
+    """The questions at each length."""
 
 
 FIRST = (("norms", "yarn"), ("lora", "yarn"), ("full", "yarn"), ("lora", "norms"), ("full", "lora"))

@@ -165,7 +165,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Return this project's options for the model, and lm-eval's own for everything else."""
-    # it logs what it imports, before the first message of this command
+    # it logs its imports, before the first message of this command
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
     from lm_eval._cli.run import Run
 

@@ -90,7 +90,7 @@ def main(argv: list[str] | None = None) -> int:
     questions: list[RulerQuestion] = []
     for task_drawn in drawn:
         questions += task_drawn.questions
-    # the base is compared on the questions that it was asked, too
+    # the base is compared on the questions that both have
     base_replies = None
     not_compared: list[str] = []
     if base is not None:

@@ -86,7 +86,7 @@ class AddressingTask(Task):
         (length,) = size
         samples = []
         for number in range(count):
-            # each from its own seed: a smaller count gives the first of them
+            # a seed for each: a smaller count gives the first of them
             generator = random.Random(f"{self!r} {length} {seed} {number}")
             samples.append(self.draw(generator, size, test=True))
         return samples

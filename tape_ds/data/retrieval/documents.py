@@ -239,7 +239,7 @@ class DocumentWriter:
         # every later question begins there
         asks = [first_token(end) for _, end in answers[:-1]]
         borders = np.unique([*map(first_token, body.starts), asked_at, *asks])
-        # what was cut away has none
+        # a text that was cut away has none
         borders = borders[borders > len(self.begin)]
         return RetrievalDocument(
             ids=np.concatenate((self.begin, tokens.ids[cut:], self.end)),

@@ -14,7 +14,7 @@ LONGEST_UNIT = 240
 """Characters of text between two places for a record, at most."""
 _TRIED = 2000
 """Tokens that are read back to see whether they can be."""
-# what a decoder writes for a part of a character
+# a decoder writes it for a part of a character
 _CUT = "\ufffd"
 
 

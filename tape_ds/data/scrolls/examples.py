@@ -24,7 +24,7 @@ from tape_ds.data.sources import StandardLibrary, opening
 from tape_ds.data.sources.base import UNREADABLE
 from tape_ds.data.sources.file_identity import file_identity
 from tape_ds.data.sources.files import JsonLines
-from tape_ds.errors import Problem, UserError, did_you_mean
+from tape_ds.errors import Problem, UserError, collecting, did_you_mean
 
 HUB_REPOSITORY = "tau/scrolls"
 SPLITS = ("train", "validation", "test")
@@ -118,7 +118,6 @@ def read(name: str, split: str, data_dir: str | Path | None = None) -> list[Exam
     for row in rows(name, split, data_dir):
         first.setdefault(row.id, row)
         answers = outputs.setdefault(row.id, [])
-        # the rows of a test without answers have none
         if row.output is not None:
             answers.append(row.output)
     return [Example(row.id, row.input, tuple(outputs[row.id]), row.hard) for row in first.values()]
@@ -227,15 +226,13 @@ def check(name: str, splits: tuple[str, ...], data_dir: str | Path | None) -> li
             reason = f"{name} is generated, no file is read"
             return [Problem("data_dir", str(data_dir), reason, "remove it")]
         return StandardLibrary("stdlib", "dataset").check()
-    problems: list[Problem] = []
     # the hub's file is looked for when it is read
     if data_dir is None:
         return []
+    problems: list[Problem] = []
     for split in splits:
-        try:
+        with collecting(problems):
             _locate(name, split, data_dir)
-        except UserError as error:
-            problems += [problem for problem in error.problems if problem not in problems]
     return problems
 
 

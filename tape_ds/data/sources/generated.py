@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from tape_ds.data import retrieval_options
 from tape_ds.data.sources.base import Shard, Source
-from tape_ds.data.sources.weights import Entry, specs_of
+from tape_ds.data.sources.weights import Entry, is_weighted, specs_of
 from tape_ds.errors import Problem, UserError, did_you_mean
 
 FORMAT = 1
@@ -124,7 +124,7 @@ def check_drawn(entries: Sequence[Entry], window: int, max_steps: int) -> Iterat
         if source.options.documents is not None:
             reason = f"it is drawn without end, and documents={source.options.documents} is of conversations"
             yield source.problem(reason, f"remove documents={source.options.documents}")
-        if len(specs) > 1 and all(isinstance(entry, str) for entry in entries):
+        if len(specs) > 1 and not is_weighted(entries):
             remedy = "give every source a weight: {source: SPEC, weight: NUMBER}"
             yield source.problem("it has no end, and the sources have no weights", remedy)
         elif len(specs) == 1 and max_steps <= 0:

@@ -169,7 +169,7 @@ class Datatrove(TokenFormat):
 
     def tokenizer(self, path: Path) -> str | None:
         name, _ = self._metadata(path)
-        # datatrove's own word where it was told none
+        # datatrove's own word where none was given
         if name in ("", "Unknown Tokenizer"):
             return None
         return name

@@ -100,10 +100,9 @@ class TokenCorpus(TokenSource):
         self.width: str | None = None
         self.named: dict[str, str] = {}
         self.wrong: list[str] = []
-        for option in given.split("&"):
-            # nothing after a #, or no # at all
-            if not given:
-                break
+        # nothing after a #, or no # at all
+        options = given.split("&") if given else []
+        for option in options:
             name, equals, value = option.partition("=")
             if not equals and name in WIDTHS and self.width is None:
                 self.width = name
@@ -308,10 +307,11 @@ class TokenCorpus(TokenSource):
             return Border(int(self.named["begin"]), begins=True)
         if end == "file":
             return None
-        if end == "eos" and self.eos is None:
-            remedy = "write end=ID with the token that documents end with"
-            raise UserError(self.problem("end=eos is given, and the tokenizer has no EOS", remedy))
-        if end == "eos" and self.eos is not None:
+        if end == "eos":
+            if self.eos is None:
+                wrong = "end=eos is given, and the tokenizer has no EOS"
+                remedy = "write end=ID with the token that documents end with"
+                raise UserError(self.problem(wrong, remedy))
             return Border(self.eos)
         if end is not None:
             return Border(int(end))

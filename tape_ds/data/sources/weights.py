@@ -23,7 +23,7 @@ def specs_of(entries: Sequence[Entry]) -> list[str]:
     specs = []
     for entry in entries:
         spec = entry.get("source") if isinstance(entry, Mapping) else entry
-        # what is no text is refused by the check
+        # the check refuses other values than texts
         if isinstance(spec, str):
             specs.append(spec)
     return specs
@@ -41,7 +41,8 @@ def described(entries: Sequence[Entry]) -> str:
     shares = shares_of(entries)
     if shares is None:
         return ", ".join(specs)
-    return ", ".join(map("{} {}".format, map(percent, shares), specs))
+    parts = [f"{percent(share)} {spec}" for share, spec in zip(shares, specs, strict=True)]
+    return ", ".join(parts)
 
 
 def percent(share: float) -> str:

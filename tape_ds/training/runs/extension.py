@@ -51,7 +51,7 @@ Sequences: TypeAlias = TrainingSequences | RetrievalSequences | MixedSequences |
 
 @dataclass(frozen=True, kw_only=True)
 class DataToExtend(Data):
-    """What an extension is trained on, scored on and asked."""
+    """Training sequences, held-out documents and questions of an extension."""
 
     sequences: Sequences
     held_out: list[EvalDocument]

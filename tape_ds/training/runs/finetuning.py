@@ -95,7 +95,7 @@ class Tokenised:
 
 @dataclass(frozen=True, kw_only=True)
 class DataToFinetune(Data):
-    """What a model learns to answer, and what it is scored on."""
+    """Training sequences, and the texts and questions that are scored."""
 
     sequences: AnswerSequences
     texts: Tokenised

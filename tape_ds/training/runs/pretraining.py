@@ -38,7 +38,7 @@ Sequences: TypeAlias = TrainingSequences | StreamedSequences | RetrievalSequence
 
 @dataclass(frozen=True, kw_only=True)
 class DataToPretrain(Data):
-    """What a new model is trained on, and the documents that it is scored on."""
+    """Training sequences of a new model, and its held-out documents."""
 
     sequences: Sequences
     held_out: list[EvalDocument]

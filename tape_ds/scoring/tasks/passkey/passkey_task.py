@@ -66,11 +66,9 @@ def score(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
         first_integer(reply) == doc["key"],
         same_ids(load(doc["tokenizer"]), reply, doc["key"]),
     )
-    scores = {}
-    for rule, right in zip(RULES, found, strict=True):
-        scores[rule] = float(right)
-        scores[f"{rule}_{doc['length']}"] = float(right)
-    return scores
+    by_rule = dict(zip(RULES, map(float, found), strict=True))
+    of_length = {f"{rule}_{doc['length']}": right for rule, right in by_rule.items()}
+    return by_rule | of_length
 
 
 class PasskeyTask(ConfigurableTask):
