@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.stats import t as student_t
+from scipy.special import stdtrit
 
 PUBLISHED_THRESHOLD = 0.856
 ALL_TASKS = 13
@@ -178,8 +178,8 @@ def interval(texts: Texts) -> tuple[float, float]:
         squares = math.fsum(distance**2 for distance in off)
         variance = squares * len(texts) / (len(texts) - 1) / questions**2
         effect = max(1.0, variance * questions / (share * (1 - share)))
-        few = student_t.ppf(INTERVAL[1], len(texts) - 1)
-        many = student_t.ppf(INTERVAL[1], questions - 1)
+        few = stdtrit(len(texts) - 1, INTERVAL[1])
+        many = stdtrit(questions - 1, INTERVAL[1])
         independent = max(independent, float(questions / effect * (many / few) ** 2))
     return wilson(share * independent, independent)
 

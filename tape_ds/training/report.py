@@ -12,7 +12,7 @@ from tape_ds.errors import redacted
 from tape_ds.models import hybrids
 from tape_ds.numbers import summarise
 from tape_ds.run_folder import RESULTS, TRAINED
-from tape_ds.scoring import plots, tables
+from tape_ds.scoring import tables
 from tape_ds.training import device
 from tape_ds.training.callbacks import PositionUpdates, TokensBySource
 from tape_ds.training.objective import Weighted
@@ -146,6 +146,10 @@ def conclude(run: Run, trainer: TapeTrainer, started: results.Result) -> None:
             shares.append(f"{redacted(spec)} {tokens:,} ({percent(tokens / whole)})")
         print("tokens of each source: " + "; ".join(shares))
     results.save(started.finish(figures), folder / "run.json")
+
+    # matplotlib takes a second to import, and one process draws
+    from tape_ds.scoring import plots
+
     if history:
         plots.loss_curve(history, folder / "loss.png")
     measured = []

@@ -29,7 +29,7 @@ from tape_ds.models.files.config_file import family_note
 from tape_ds.models.loading import extendable
 from tape_ds.results import UNTOUCHED, UNTRAINED, WITHOUT_UPDATES
 from tape_ds.run_folder import RESULTS
-from tape_ds.scoring import plots, tables
+from tape_ds.scoring import tables
 from tape_ds.scoring.passkey import PASSKEYS
 from tape_ds.scoring.ruler_questions import HAYSTACK, RULER, RulerQuestion
 from tape_ds.scoring.span_losses import SpanLosses
@@ -252,6 +252,9 @@ class Extension(Run[ExtensionRecipe, DataToExtend]):
             }
             # the differences are from the model that training began with
             start = next((name for name in reversed(self.variants) if name in merged), None)
+            # matplotlib takes a second to import, and one process draws
+            from tape_ds.scoring import plots
+
             plots.loss_by_position(
                 merged, self.output / RESULTS / "loss_by_position.png", native, start
             )
