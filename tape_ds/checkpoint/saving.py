@@ -47,7 +47,8 @@ class SavedPart:
     """Reason why this rank could not write its part."""
     entries: dict[str, Entry] = field(default_factory=dict)
     """Of the files written so far, by their path in the folder."""
-    _mistake: Exception | None = None
+    mistake: Exception | None = None
+    """Error of a background file that is no trouble with a disk."""
     _tasks: list[tuple[str, Callable[[Path], Any]]] = field(default_factory=list)
     _thread: threading.Thread | None = None
 
@@ -90,7 +91,7 @@ class SavedPart:
                     # out of the list, so that memory is given back
                     self.write(*self._tasks.pop(0), at_once=True)
             except Exception as error:
-                self._mistake = error
+                self.mistake = error
 
         self._thread = threading.Thread(target=write_all, name="checkpoint", daemon=True)
         self._thread.start()
@@ -100,11 +101,8 @@ class SavedPart:
         return self._thread is None or not self._thread.is_alive()
 
     def wait(self) -> None:
-        """Wait for the thread. Raises the error of a background file if it is no trouble with a disk."""
         if self._thread is not None:
             self._thread.join()
-        if self._mistake is not None:
-            raise self._mistake
 
 
 class EngineFiles(TorchCheckpointEngine):
@@ -247,17 +245,28 @@ class Saver:
         return self._pending is not None
 
     def finish(self) -> Path | None:
-        """Wait for a pending save and commit it; return the checkpoint, or None where there was none or it failed."""
+        """Wait for a pending save and commit it; return the checkpoint, or None where there was none or it failed.
+
+        Raises a rank's :attr:`SavedPart.mistake` there, and RuntimeError on the others.
+        """
         if self._pending is None:
             return None
         step, name, part, started = self._pending
         # first, so that a save that fails is not waited for once more
         self._pending = None
         part.wait()
-        parts = self.rank_sync.objects((part.trouble, part.entries))
+        mistake = None if part.mistake is None else repr(part.mistake)
+        parts = self.rank_sync.objects((part.trouble, part.entries, mistake))
+        # after the exchange, which the others would wait for
+        if part.mistake is not None:
+            raise part.mistake
         files: dict[str, Entry] = {}
         troubles = []
-        for rank, (trouble_there, entries) in enumerate(parts):
+        for rank, (trouble_there, entries, mistake_there) in enumerate(parts):
+            if mistake_there is not None:
+                raise RuntimeError(
+                    f"rank {rank} could not write its part of checkpoint-{step}: {mistake_there}"
+                )
             files |= entries
             if trouble_there:
                 troubles.append(f"rank {rank}: {trouble_there}")

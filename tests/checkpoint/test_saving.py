@@ -107,6 +107,42 @@ def test_a_mistake_in_the_background_is_not_lost(saver):
         mine.finish()
 
 
+class OneOfTwo(RankSync):
+    """Rank 0 of two ranks, of which the other sends ``theirs``."""
+
+    def __init__(self, theirs=None):
+        self.theirs = theirs
+        self.sent = []
+
+    def objects(self, own):
+        self.sent.append(own)
+        return [own, self.theirs]
+
+
+def test_a_mistake_is_sent_to_the_other_ranks_before_it_is_raised(saver):
+    """They waited for this rank's part until the watchdog ended them."""
+    mine = saver(background=True)
+    mine.rank_sync = OneOfTwo((None, {}, None))
+    part = mine.begin(1, need=100)
+    part.write("a.txt", lambda path: {}["missing"])
+    part.go()
+    with pytest.raises(KeyError):
+        mine.finish()
+    assert mine.rank_sync.sent == [(None, {}, "KeyError('missing')")]
+
+
+def test_another_rank_s_mistake_ends_this_one_and_commits_nothing(saver, tmp_path):
+    mine = saver()
+    mine.rank_sync = OneOfTwo((None, {}, "KeyError('missing')"))
+    mine.begin(1, need=100)
+    with pytest.raises(
+        RuntimeError,
+        match=r"rank 1 could not write its part of checkpoint-1: KeyError\('missing'\)",
+    ):
+        mine.finish()
+    assert checkpoint.committed(tmp_path) == []
+
+
 def test_a_name_stays_when_its_step_is_saved_again(saver, tmp_path):
     mine = saver()
     save(mine, 1, name="first")
