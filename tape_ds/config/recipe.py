@@ -233,6 +233,7 @@ class Recipe(ABC):
         kwargs = {
             name if name in known else former[name]: value
             for name, value in self.trainer.kwargs.items()
+            if name not in trainer.COMPILED
         }
         kwargs["resume_from_checkpoint"] = self.trainer_value("resume_from_checkpoint") or None
         kwargs["gradient_accumulation_steps"] = self.accumulation()

@@ -27,6 +27,8 @@ ALIASES = {
     "resume": "resume_from_checkpoint",
 }
 """Other names of fields, short or those of transformers before 5.23."""
+COMPILED = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
+"""Fields that are carried out here and not by transformers, see :mod:`tape_ds.methods.compiled_blocks`."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ class Trainer(Library):
     activation_checkpointing_kwargs: Annotated[dict | None, RISKY] = None
     """Arguments of torch.utils.checkpoint."""
     torch_compile: Annotated[bool, RISKY] = False
-    """Compile the model."""
+    """Compile the blocks around attention; a model of transformers as a whole."""
     torch_compile_backend: Annotated[str | None, RISKY] = None
     """torch.compile's backend."""
     torch_compile_mode: Annotated[str | None, RISKY] = None

@@ -103,6 +103,9 @@ class RepoLayer(RopeLayer):
             self.frequencies.on(observed.device).to(observed.dtype),
             self.frequencies.factor,
         )
+        if torch.compiler.is_compiling():
+            # a compiler decides itself what is computed again
+            return turned(q_BHTK, *turns), turned(k_BGTK, *turns)
         return checkpoint(turned, q_BHTK, *turns, **again), checkpoint(
             turned, k_BGTK, *turns, **again
         )

@@ -110,11 +110,32 @@ class TapeAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return the output [B, T, D], the weights [B, H, T, S] (``reference`` backend without groups, else None) and
         the attended columns of :meth:`PositionLayer.carry` [B, H, T, C]."""
+        q_BHTK, k_BGTK, v_BGTK, carried_BGTC = self.project(
+            x_BTD, state, inputs.start, inputs.query_scale, inputs.position, inputs.heads
+        )
+        values = [v_BGTK]
+        if carried_BGTC is not None:
+            values.append(carried_BGTC)  # apart: kernels read the two without a copy
+
+        out_BHTK, attended_BHTC, weights = self.attend(q_BHTK, k_BGTK, values, carried_BGTC, inputs)
+        return self.o_proj(out_BHTK.transpose(1, 2).flatten(2)), weights, attended_BHTC
+
+    def project(
+        self,
+        x_BTD: Tensor,
+        state: Tensor | None,
+        start: Tensor | None,
+        query_scale: Tensor | None,
+        position: base.PositionLayer,
+        heads: slice,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Return queries [B, H, T, K] and keys [B, G, T, K] as attention sees them, values [B, G, T, K], and the
+        columns of :meth:`PositionLayer.carry` [B, G, T, C]."""
         # the width of a projection is cut into heads: under tensor parallelism a process has some of them
-        heads = (*x_BTD.shape[:2], -1, self.config.head_dim)
-        q_BTHK = self.q_proj(x_BTD).view(heads)
-        k_BTGK = self.k_proj(x_BTD).view(heads)
-        v_BTGK = self.v_proj(x_BTD).view(heads)
+        shape = (*x_BTD.shape[:2], -1, self.config.head_dim)
+        q_BTHK = self.q_proj(x_BTD).view(shape)
+        k_BTGK = self.k_proj(x_BTD).view(shape)
+        v_BTGK = self.v_proj(x_BTD).view(shape)
         if self.q_norm is not None and self.k_norm is not None:
             q_BTHK = self.q_norm(q_BTHK)
             k_BTGK = self.k_norm(k_BTGK)
@@ -123,18 +144,11 @@ class TapeAttention(nn.Module):
         v_BGTK = v_BTGK.transpose(1, 2)
 
         # the encoding turns queries and keys, and may add columns to the values
-        position = inputs.position
-        observed = position.observe(x_BTD, inputs.heads)
-        q_BHTK, k_BGTK = position.rotate(q_BHTK, k_BGTK, inputs.start, state, observed)
-        if position.log_scaled and inputs.query_scale is not None:
-            q_BHTK = position.scaled(q_BHTK, inputs.query_scale)
-        carried_BGTC = position.carry(inputs.start, state, v_BGTK)
-        values = [v_BGTK]
-        if carried_BGTC is not None:
-            values.append(carried_BGTC)  # apart: kernels read the two without a copy
-
-        out_BHTK, attended_BHTC, weights = self.attend(q_BHTK, k_BGTK, values, carried_BGTC, inputs)
-        return self.o_proj(out_BHTK.transpose(1, 2).flatten(2)), weights, attended_BHTC
+        observed = position.observe(x_BTD, heads)
+        q_BHTK, k_BGTK = position.rotate(q_BHTK, k_BGTK, start, state, observed)
+        if position.log_scaled and query_scale is not None:
+            q_BHTK = position.scaled(q_BHTK, query_scale)
+        return q_BHTK, k_BGTK, v_BGTK, position.carry(start, state, v_BGTK)
 
     def attend(
         self,
@@ -246,9 +260,20 @@ class TapeDecoderLayer(GradientCheckpointingLayer):
         attended_BTD, _, attended_BHTC = self.self_attn(
             self.input_layernorm(hidden_BTD), state, inputs
         )
+        return self.finish(hidden_BTD, attended_BTD, attended_BHTC, state, inputs.update_start)
+
+    def finish(
+        self,
+        hidden_BTD: Tensor,
+        attended_BTD: Tensor,
+        attended_BHTC: Tensor | None,
+        state: Tensor | None,
+        start: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the block's hidden states and position state, from attention's output and its attended columns."""
         hidden_BTD = hidden_BTD + attended_BTD
         y_BTD = self.mlp(self.post_attention_layernorm(hidden_BTD))
-        state = self.position.next_state(inputs.update_start, state, attended_BHTC, y_BTD)
+        state = self.position.next_state(start, state, attended_BHTC, y_BTD)
         return hidden_BTD + y_BTD, state
 
 

@@ -15,10 +15,13 @@ from transformers import TrainerCallback, TrainerState
 from tape_ds import storage
 from tape_ds.checkpoint import averaging
 from tape_ds.checkpoint.trained import replace_trained
+from tape_ds.config import deepspeed_config
+from tape_ds.config.recipe import Recipe
 from tape_ds.config.sections import Memory
 from tape_ds.data.mix import MixedSequences
 from tape_ds.distributed import processes
 from tape_ds.errors import disk_error, redacted
+from tape_ds.methods.compiled_blocks import compile_model
 from tape_ds.methods.memory_savings import MemorySavings
 from tape_ds.scoring.inspection import measure_updates
 from tape_ds.scoring.losses import bare
@@ -177,6 +180,24 @@ class ApplyMemorySavings(TrainerCallback):
             self.checked = True
             for line in self.savings.without_effect():
                 say(f"memory: {line}")
+
+
+class CompileModel(TrainerCallback):
+    """Compiles the model when training begins, after its memory savings."""
+
+    def __init__(self, recipe: Recipe):
+        self.recipe = recipe
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        engine = self.recipe.deepspeed
+        line = compile_model(
+            kwargs["model"],
+            backend=self.recipe.trainer_value("torch_compile_backend"),
+            mode=self.recipe.trainer_value("torch_compile_mode"),
+            unbroken=engine is None or deepspeed_config.stage(engine) < 3,
+        )
+        if state.is_world_process_zero:
+            say(line)
 
 
 class AverageLast(TrainerCallback):

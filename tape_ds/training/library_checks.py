@@ -72,6 +72,12 @@ def check(recipe: Recipe) -> list[Problem]:
         found.append(Problem("torch_compile_backend", backend, "unknown", remedy))
     if mode is not None and mode not in (known := _inductor.list_mode_options()):
         found.append(Problem("torch_compile_mode", mode, "unknown", did_you_mean(mode, known)))
+    if not recipe.trainer_value("torch_compile"):
+        unread = {"torch_compile_backend": backend, "torch_compile_mode": mode}
+        for field, value in unread.items():
+            if value is not None:
+                wrong = "is not read without torch_compile"
+                found.append(Problem(field, value, wrong, "add torch_compile: true, or remove it"))
     options = recipe.trainer_value("activation_checkpointing_kwargs")
     if options and recipe.trainer_value("activation_checkpointing"):
         try:

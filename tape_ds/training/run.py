@@ -41,6 +41,7 @@ from tape_ds.training import library_checks, parameter_groups
 from tape_ds.training.callbacks import (
     ApplyMemorySavings,
     AverageLast,
+    CompileModel,
     PositionUpdates,
     Progress,
     SaveTrained,
@@ -298,6 +299,8 @@ def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
     # callbacks run in this order: weights are saved before anything that could still fail
     if run.names:
         trainer.add_callback(ApplyMemorySavings(recipe.memory))
+        if recipe.trainer_value("torch_compile"):
+            trainer.add_callback(CompileModel(recipe))
     if recipe.profile.profile:
         trainer.add_callback(StepProfiler(trainer, recipe.profile, output))
     if run.names and recipe.averaging.average_last is not None:

@@ -108,6 +108,7 @@ IMPOSSIBLE = {
         {"torch_compile": True, "torch_compile_backend": "indictor"},
     ),
     "mode": ("torch_compile_mode", {"torch_compile": True, "torch_compile_mode": "fast"}),
+    "nothing to compile": ("torch_compile_mode", {"torch_compile_mode": "default"}),
     "recomputing": (
         "activation_checkpointing_kwargs",
         {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"early": True}},
