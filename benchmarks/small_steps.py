@@ -5,11 +5,13 @@
 A small model's step is bound by what is done for each operator, not by its arithmetic. Forward and backward, one
 sequence, fp32, one thread. The models of one version take turns in one process, with transformers' Llama of the same
 sizes among them, and the versions' processes take turns too; a ratio is of one process, and the page has the median of
-all. The last shape is of the size of real models, where nothing may get slower.
+all. The last shape is of the size of real models, where nothing may get slower. Compiled models are compiled by block,
+transformers' own layer by layer, and are compared with each other.
 """
 
 import json
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +28,9 @@ OURS = "this version"
 EARLIER = "earlier"
 PEER = "transformers"
 ENCODINGS = ("rope", "tape", "fox", "alibi")
+COMPILED = ", compiled"
+"""Behind the name of a model that is compiled."""
+COMPILED_ENCODINGS = ("rope", "tape")
 
 
 class SmallShape(NamedTuple):
@@ -65,13 +70,23 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.llama import TapeForCausalLM
 
-config, tokens, steps, encodings = json.loads(sys.argv[1])
+config, tokens, steps, encodings, compiled = json.loads(sys.argv[1])
 torch.set_num_threads(1)
 torch.manual_seed(0)
 ids = torch.randint(config["vocab_size"], (1, tokens))
 models = {"transformers": LlamaForCausalLM(LlamaConfig(**config)).train()}
 for name in encodings:
     models[name] = TapeForCausalLM(TapeConfig(**config, position_encoding=name)).train()
+if compiled:
+    from tape_ds.methods.compiled_blocks import compile_model
+    peer = LlamaForCausalLM(LlamaConfig(**config)).train()
+    for layer in peer.model.layers:
+        layer.compile()
+    models["transformers, compiled"] = peer
+for name in compiled:
+    model = TapeForCausalLM(TapeConfig(**config, position_encoding=name)).train()
+    compile_model(model, backend=None, mode=None)
+    models[name + ", compiled"] = model
 
 def seconds(model, steps):
     began = time.process_time()
@@ -111,6 +126,8 @@ def main(argv: list[str]) -> int:
         problems.append(Problem("--out", str(options.out), wrong, "name another folder"))
     raise_if_any(problems)
     shapes = TOYS if options.toys else SHAPES
+    # an earlier version may not have it, and a toy has nothing to gain
+    compiled = () if options.toys else COMPILED_ENCODINGS
     config = {"repeats": options.repeats, "shapes": {shape.label: shape.config for shape in shapes}}
     started = results.collect(
         command=["python", "-m", "benchmarks", "steps", *argv], seed=0, config=config
@@ -123,7 +140,7 @@ def main(argv: list[str]) -> int:
         runs[shape.label] = {version: [] for version in versions}
         for _ in range(options.repeats):
             for version, root in versions.items():
-                found = measured(shape, root)
+                found = measured(shape, root, compiled if version == OURS else ())
                 runs[shape.label][version].append(found)
                 print(f"{shape.label}, {version}: {found}", flush=True)
     stored = started.finish({"runs": runs})
@@ -131,9 +148,10 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def measured(shape: SmallShape, root: Path) -> dict[str, float]:
-    """Return CPU seconds of a step by the version in ``root``, for each encoding and for transformers' Llama."""
-    asked = json.dumps([shape.config, shape.tokens, shape.steps, ENCODINGS])
+def measured(shape: SmallShape, root: Path, compiled: Sequence[str]) -> dict[str, float]:
+    """Return CPU seconds of a step by the version in ``root``, for each encoding and for transformers' Llama, and those
+    of ``compiled`` encodings next to a compiled Llama."""
+    asked = json.dumps([shape.config, shape.tokens, shape.steps, ENCODINGS, compiled])
     printed = run_python(root, ["-c", _MEASURED, asked], root)
     found: dict[str, float] = json.loads(printed.splitlines()[-1])
     return found
@@ -143,19 +161,25 @@ def page(stored: results.Result) -> str:
     """Return the figures with what they were measured with."""
     rows = []
     for label, versions in stored.figures["runs"].items():
-        peer = statistics.median(run[PEER] for runs in versions.values() for run in runs)
-        rows.append([label, PEER, "", f"{1000 * peer:.1f}", "1.00"])
-        for name in ENCODINGS:
+        for peer in (PEER, PEER + COMPILED):
+            peer_runs = [run[peer] for runs in versions.values() for run in runs if peer in run]
+            if peer_runs:
+                milliseconds = 1000 * statistics.median(peer_runs)
+                rows.append([label, peer, "", f"{milliseconds:.1f}", "1.00"])
+        for name in (*ENCODINGS, *(name + COMPILED for name in ENCODINGS)):
+            peer = PEER + COMPILED if name.endswith(COMPILED) else PEER
             for version, runs in versions.items():
+                if name not in runs[0]:
+                    continue
                 milliseconds = 1000 * statistics.median(run[name] for run in runs)
-                ratio = statistics.median(run[name] / run[PEER] for run in runs)
+                ratio = statistics.median(run[name] / run[peer] for run in runs)
                 rows.append([label, name, version, f"{milliseconds:.1f}", f"{ratio:.2f}"])
     packages = versions_of(stored, "python", "torch", "transformers")
     lines = [
         "# Steps of a small Llama",
         f"Forward and backward of one sequence, fp32. One thread of {stored.hardware['cpu']}; CPU time (user and "
         f"system), medians of {stored.config['repeats']} processes of each version. A ratio is to transformers' Llama "
-        "of the same sizes in the same process.",
+        "of the same sizes in the same process, compiled where the model is.",
         markdown_table(["model", "encoding", "by", "CPU ms", "/ transformers"], rows),
         f"Seed {stored.seed}, {stored.started}, commit {stored.commit}. {packages}.",
         f"    {' '.join(stored.command)}",

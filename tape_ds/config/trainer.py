@@ -136,7 +136,7 @@ class Trainer(Library):
     activation_checkpointing_kwargs: Annotated[dict | None, RISKY] = None
     """Arguments of torch.utils.checkpoint."""
     torch_compile: Annotated[bool, RISKY] = False
-    """Compile the blocks around attention; a model of transformers as a whole."""
+    """Compile the blocks; a model of transformers' own class as a whole."""
     torch_compile_backend: Annotated[str | None, RISKY] = None
     """torch.compile's backend."""
     torch_compile_mode: Annotated[str | None, RISKY] = None

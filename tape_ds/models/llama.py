@@ -72,6 +72,10 @@ class BlockInputs(NamedTuple):
         return self._replace(**moved)
 
 
+def _no_keys() -> None:
+    """Return the keys of a cache that is not there."""
+
+
 class TapeAttention(nn.Module):
     """Projections, the encoding's rotation, the cache and one softmax over a value that may be wider than its key.
 
@@ -172,9 +176,12 @@ class TapeAttention(nn.Module):
             values = [torch.cat(values, dim=-1)]
 
         # an encoding may make a key of all keys before it
-        past_keys = functools.partial(
-            cached_positions.keys_before, cache, self.layer_idx, inputs.offset
-        )
+        past_keys: base.PastKeys = _no_keys
+        if cache is not None:
+            # else nothing here depends on the block's number, and blocks share their graph
+            past_keys = functools.partial(
+                cached_positions.keys_before, cache, self.layer_idx, inputs.offset
+            )
         documents = None if inputs.layout is None else inputs.layout.ids_BS
         k_BGSK = position.accumulate(k_BGTK, past_keys, documents, inputs.offset)
 
@@ -257,6 +264,12 @@ class TapeDecoderLayer(GradientCheckpointingLayer):
         inputs = inputs._replace(
             position=self.position, cache=past_key_values if use_cache else None
         )
+        return self.compute(hidden_BTD, state, inputs)
+
+    def compute(
+        self, hidden_BTD: Tensor, state: Tensor | None, inputs: BlockInputs
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the hidden states and the position state, of inputs with this block's position and cache."""
         attended_BTD, _, attended_BHTC = self.self_attn(
             self.input_layernorm(hidden_BTD), state, inputs
         )

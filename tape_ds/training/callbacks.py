@@ -15,7 +15,6 @@ from transformers import TrainerCallback, TrainerState
 from tape_ds import storage
 from tape_ds.checkpoint import averaging
 from tape_ds.checkpoint.trained import replace_trained
-from tape_ds.config import deepspeed_config
 from tape_ds.config.recipe import Recipe
 from tape_ds.config.sections import Memory
 from tape_ds.data.mix import MixedSequences
@@ -189,12 +188,10 @@ class CompileModel(TrainerCallback):
         self.recipe = recipe
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        engine = self.recipe.deepspeed
         line = compile_model(
             kwargs["model"],
             backend=self.recipe.trainer_value("torch_compile_backend"),
             mode=self.recipe.trainer_value("torch_compile_mode"),
-            unbroken=engine is None or deepspeed_config.stage(engine) < 3,
         )
         if state.is_world_process_zero:
             say(line)

@@ -21,7 +21,7 @@ from transformers.utils import (
     is_torch_tf32_available,
 )
 
-from tape_ds.config import trainer
+from tape_ds.config import deepspeed_config, trainer
 from tape_ds.config.recipe import Recipe
 from tape_ds.errors import Problem, did_you_mean
 from tape_ds.kernels import jit
@@ -72,6 +72,11 @@ def check(recipe: Recipe) -> list[Problem]:
         found.append(Problem("torch_compile_backend", backend, "unknown", remedy))
     if mode is not None and mode not in (known := _inductor.list_mode_options()):
         found.append(Problem("torch_compile_mode", mode, "unknown", did_you_mean(mode, known)))
+    if recipe.trainer_value("torch_compile") and deepspeed_config.stage(recipe.deepspeed) == 3:
+        wrong = "with ZeRO-3, which gathers parameters while a block computes"
+        found.append(
+            Problem("torch_compile", True, wrong, "use deepspeed: zero1 or zero2; or remove it")
+        )
     if not recipe.trainer_value("torch_compile"):
         unread = {"torch_compile_backend": backend, "torch_compile_mode": mode}
         for field, value in unread.items():

@@ -92,7 +92,7 @@ def test_resumed_equals_uninterrupted_to_the_last_digit(uninterrupted, material,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharing", ["null", "zero1", "zero2", "zero3"])
+@pytest.mark.parametrize("sharing", ["null", "zero1", "zero2"])
 @pytest.mark.parametrize("launcher", ["extend_llama", "pretrain_c4"])
 def test_compiled_blocks_learn_the_same(material, tmp_path, launcher, sharing):
     """With LoRA, recomputed blocks and position updates of their own rate; a stream and all weights."""
@@ -107,8 +107,7 @@ def test_compiled_blocks_learn_the_same(material, tmp_path, launcher, sharing):
     name = f"{launcher}-{sharing}"
     found = freeze_losses.run(name, material, tmp_path, start, **asked)
     assert freeze_losses.differences(found, FROZEN[name], exact=False) == []
-    pieces = ", in pieces where parameters are gathered" if sharing == "zero3" else ""
-    assert f"compiled: 3 blocks, around attention{pieces}\n" in printed[0]
+    assert "compiled: 3 blocks\n" in printed[0]
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,7 @@ IMPOSSIBLE = {
         {"torch_compile": True, "torch_compile_backend": "indictor"},
     ),
     "mode": ("torch_compile_mode", {"torch_compile": True, "torch_compile_mode": "fast"}),
+    "compiled with ZeRO-3": ("torch_compile", {"torch_compile": True, "deepspeed": "zero3"}),
     "nothing to compile": ("torch_compile_mode", {"torch_compile_mode": "default"}),
     "recomputing": (
         "activation_checkpointing_kwargs",
