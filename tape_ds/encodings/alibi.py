@@ -37,6 +37,7 @@ class AlibiEncoding(base.PositionEncoding):
 class AlibiLayer(base.PositionLayer):
     """Adds ``-slope_h (n - m)`` to the score of query n and key m."""
 
+    biases_scores = True
     keeps_bias = True
     steepness = 1.0
     """Multiplies every slope."""

@@ -148,6 +148,8 @@ class PositionLayer(nn.Module):
     """Whether ``log_scale`` is of this layer."""
     keeps_unrotated = False
     """Whether a backward through :meth:`rotate` reads queries and keys as they were."""
+    biases_scores = False
+    """Whether :meth:`score_bias` returns one."""
     keeps_bias = False
     """Whether attention without a fused kernel keeps a bias of this layer for the backward."""
     state_columns = 0

@@ -28,6 +28,8 @@ class Places(base.Weight):
 
 
 class CopeLayer(base.PositionLayer):
+    biases_scores = True
+
     def __init__(self, config: ModelConfig, options: CopeOptions, layer_idx: int):
         super().__init__()
         # as published

@@ -57,6 +57,7 @@ class FireNetwork(base.Parameters):
 
 
 class FireLayer(base.PositionLayer):
+    biases_scores = True
     keeps_bias = True
 
     def __init__(self, config: ModelConfig, options: FireOptions, layer_idx: int):

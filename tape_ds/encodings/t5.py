@@ -33,6 +33,7 @@ class BucketTable(base.Weight):
 
 
 class T5Layer(base.PositionLayer):
+    biases_scores = True
     keeps_bias = True
 
     def __init__(self, config: ModelConfig, options: T5Options, layer_idx: int):

@@ -140,6 +140,7 @@ class TapeLayer(base.PositionLayer):
         self.form = options.form
         self.whole_halves = self.form in WHOLE_HALVES
         self.from_alibi = options.start == "alibi"
+        self.biases_scores = self.from_alibi
         self.unit = options.state_norm == "unit"
         self.unit_attended = options.attention_norm == "unit"
         self.identity = options.attention_init == "identity"

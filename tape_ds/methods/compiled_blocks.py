@@ -1,9 +1,10 @@
 """Blocks that are compiled where they train.
 
-A block of ours whose rows are one document each is one graph. Where rows are packed or padded, and where attention
-works in groups, it is two, around attention: from its normalised input to queries, keys and values, and from
-attention's output to its end. Attention then stays as it is, one kernel that skips what other documents have, where a
-graph would mask it. So no graph breaks, and none depends on how rows are packed.
+A block of ours whose rows are one document each is one graph. Where rows are packed or padded, where an encoding adds
+a bias to scores, and where attention works in groups, it is two, around attention: from its normalised input to
+queries, keys and values, and from attention's output to its end. Attention then stays as it is: it skips what other
+documents have, where a graph would mask it, and makes a bias a part of the queries at a time. So no graph breaks, and
+none depends on how rows are packed.
 
 The blocks of one kind share their graphs. A first length has a graph of its own, and all others share a second one.
 Scoring and generation during a run compute as a run without compilation does.
@@ -51,8 +52,8 @@ def _compile_block(block: TapeDecoderLayer, options: dict[str, Any]) -> None:
     def compute(
         hidden_BTD: Tensor, state: Tensor | None, inputs: BlockInputs
     ) -> tuple[Tensor, Tensor | None]:
-        one_document = inputs.layout is None and block.self_attn.group_tokens is None
-        if not (block.training and one_document):
+        by_parts = block.position.biases_scores or block.self_attn.group_tokens is not None
+        if by_parts or inputs.layout is not None or not block.training:
             return around_attention(hidden_BTD, state, inputs)
         # a graph makes its own masks
         return whole(hidden_BTD, state, inputs._replace(made=None))

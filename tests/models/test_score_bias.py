@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tape_ds.attention import sdpa
 from tape_ds.attention.score_bias import ContentBias
 from tests.attention.by_ids import attend
-from tests.models.helpers import tiny_model, tokens
+from tests.models.helpers import ENCODINGS, tiny_model, tokens
 
 B, S, K, V = 2, 9, 8, 16
 BIASED = ["alibi", "t5", "fire", "cope", "tape from alibi", "tape from alibi, first layer"]
@@ -213,3 +213,23 @@ def test_no_tensor_grows_with_the_square_of_the_length(encoding, monkeypatch):
     with Largest() as seen, torch.no_grad():
         model(ids[:, :300])
     assert seen.numel >= H * 300 * 300, "the watch would see it"
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_layer_says_whether_it_biases_scores(encoding, monkeypatch):
+    """A block that is compiled reads it before attention is computed."""
+    model = tiny_model(encoding=encoding)
+    said = []
+    found = []
+    for layer in model.model.layers:
+        bias_of = layer.position.score_bias
+
+        def score_bias(*asked, bias_of=bias_of):
+            made = bias_of(*asked)
+            found.append(made is not None)
+            return made
+
+        monkeypatch.setattr(layer.position, "score_bias", score_bias)
+        said.append(layer.position.biases_scores)
+    model(tokens(1, 6))
+    assert found == said
