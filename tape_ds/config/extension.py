@@ -302,7 +302,7 @@ class ExtensionRecipe(Recipe):
         most = self.data.max_documents
         yield from sources.check_lists(entries, self.data.eval_data, self.data.skip.bad_rows)
         if self.trains:
-            yield from weights.check_steps(entries, self.trainer_value("max_steps"))
+            yield from weights.check_steps(entries, self.trainer.max_steps)
         if most is not None and weights.is_weighted(entries):
             wrong = (
                 "ends the reading of all sources together, and each one in train_data has a weight"
@@ -331,9 +331,7 @@ class ExtensionRecipe(Recipe):
         of_these = [spec for spec in specs if generated.is_generated(spec)]
         if not self.trains or not of_these:
             return
-        yield from generated.check_drawn(
-            self.data.train_data, self.window, self.trainer_value("max_steps")
-        )
+        yield from generated.check_drawn(self.data.train_data, self.window, self.trainer.max_steps)
         method = self.method
         pose = self.data.pose
         if method.chosen.grouped:

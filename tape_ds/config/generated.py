@@ -276,8 +276,8 @@ class GeneratedRecipe(new_model.NewModelRecipe):
     @rule("max_steps", "num_train_epochs")
     def _steps(self) -> Iterator[Problem]:
         # epochs of endless sequences would be no steps at all
-        epochs = self.trainer_value("num_train_epochs") if "num_train_epochs" in self.given else 0
-        if epochs > 0 and self.trainer_value("max_steps") <= 0:
+        epochs = self.trainer.num_train_epochs if "num_train_epochs" in self.given else 0
+        if epochs > 0 and self.trainer.max_steps <= 0:
             wrong = "problems are generated without end"
             yield Problem(
                 "num_train_epochs", epochs, wrong, "leave it out, and give max_steps in its place"

@@ -36,7 +36,7 @@ from tape_ds.planning.shape import Config, TrainedShape
 def job_of(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
     """Return the question that a checked recipe asks the planner; ``gpu`` None: a CPU."""
     method = recipe.section_of_method
-    sixteen = bool(recipe.trainer_value("bf16") or recipe.trainer_value("fp16"))
+    sixteen = bool(recipe.trainer.bf16 or recipe.trainer.fp16)
 
     trained = TrainedShape.everything()
     if method is not None and method.chosen.trains == "nothing":
@@ -82,7 +82,7 @@ def job_of(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
         width = sizes_of_model.head_size
         columns = width * (2 if sizes_of_model.carried else 1)
         dtype = "float32"
-        if recipe.trainer_value("bf16"):
+        if recipe.trainer.bf16:
             dtype = "bfloat16"
         elif sixteen:
             dtype = "float16"
@@ -99,7 +99,7 @@ def job_of(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
         global_batch=recipe.global_batch_size,
         layout=replace(recipe.layout(world), engine=engine),
         gpu=gpu,
-        steps=max(0, int(recipe.trainer_value("max_steps"))),
+        steps=max(0, int(recipe.trainer.max_steps)),
         element=2 if sixteen else 4,
         state_element={None: None, "float32": 4}.get(getattr(recipe.model, "state_dtype", None), 2),
         fused=gpu is not None and (liger == "on" or (liger == "auto" and there)),
@@ -191,12 +191,12 @@ def settle(recipe: Recipe, config: Config | None, gpu: Gpu | None) -> Recipe:
 def _resumed(recipe: Recipe) -> tuple[Path, dict[str, Any]] | None:
     """Return the checkpoint that a run will resume, by its manifest alone, and its values of the fields; a damaged one
     that :mod:`tape_ds.checkpoint.load` passes over is of the same run."""
-    requested = recipe.trainer_value("resume_from_checkpoint")
+    requested = recipe.trainer.resume_from_checkpoint
     if not requested:
         return None
     folders = [Path(str(requested)).expanduser()]
     if requested in (True, "auto"):
-        folders = checkpoint.numbered(Path(recipe.trainer_value("output_dir")).expanduser())[::-1]
+        folders = checkpoint.numbered(recipe.trainer.folder)[::-1]
     # values of a checkpoint that does not mention them
     unwritten = {
         "activation_checkpointing": False,

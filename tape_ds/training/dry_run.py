@@ -42,26 +42,28 @@ def describe(recipe: Recipe) -> str:
         lines["model"] += f" (its config.json was not read: {why})"
     if recipe.trains:
         layout = recipe.layout()
-        value = recipe.trainer_value
+        trainer = recipe.trainer
         tokens = recipe.global_batch_size * recipe.window
         at_most = "" if recipe.FULL_ROWS else "up to "
-        steps = value("max_steps")
-        rate = value("learning_rate")
-        length = f"{value('num_train_epochs'):g} epochs"
-        if steps > 0:
-            length = f"{steps:,} ({at_most}{steps * tokens:,} tokens)"
-        rates = f"learning rate {rate:g}, weight decay {value('weight_decay'):g}"
+        length = f"{trainer.num_train_epochs:g} epochs"
+        if trainer.max_steps > 0:
+            length = f"{trainer.max_steps:,} ({at_most}{trainer.max_steps * tokens:,} tokens)"
+        rates = f"learning rate {trainer.learning_rate:g}, weight decay {trainer.weight_decay:g}"
         if recipe.trains_positions:
-            rates += f"; position parameters: {recipe.optimization.outline(rate)}"
+            rates += f"; position parameters: {recipe.optimization.outline(trainer.learning_rate)}"
         lines |= {
             "batch": f"{recipe.global_batch_size} sequences = {at_most}{tokens:,} tokens a step: "
-            f"{value('per_device_train_batch_size')} per device x {layout.data} {layout.readers} x "
+            f"{trainer.micro_batch} per device x {layout.data} {layout.readers} x "
             f"{recipe.accumulation()} accumulation",
-            "steps": f"{length}, seed {value('seed')}",
+            "steps": f"{length}, seed {trainer.seed}",
             "rates": rates,
             **context_preview.lines(recipe),
         }
-    precision = next((name for name in ("bf16", "fp16") if recipe.trainer_value(name)), "fp32")
+    precision = "fp32"
+    if recipe.trainer.bf16:
+        precision = "bf16"
+    elif recipe.trainer.fp16:
+        precision = "fp16"
     engine = "no DeepSpeed"
     if recipe.deepspeed:
         engine = f"ZeRO-{deepspeed_config.stage(recipe.deepspeed)}"
@@ -72,7 +74,7 @@ def describe(recipe: Recipe) -> str:
         lines["memory"] = _memory(recipe, config)
         if (compiled := compiled_ops.outline(recipe)) is not None:
             lines["compiled"] = compiled
-    lines["output"] = str(recipe.trainer_value("output_dir"))
+    lines["output"] = str(recipe.trainer.output_dir)
 
     width = max(map(len, lines))
     text = [f"{name:<{width}}  {redacted(value)}" for name, value in lines.items()]

@@ -45,7 +45,7 @@ def launch(recipe: Recipe) -> int:
     # nothing is lost there, and others may never come
     rendezvous.leave_when(lambda: stop.reason)
     stopping.tolerate_lost_terminal()
-    output = Path(recipe.trainer_value("output_dir")).expanduser()
+    output = recipe.trainer.folder
     try:
         prepared = assembly.assemble(target)
     except UserError:

@@ -39,8 +39,8 @@ def check(recipe: Recipe) -> list[Problem]:
     if not recipe.trains:
         return []
     found = []
-    name = recipe.trainer_value("optim")
-    given = recipe.trainer_value("optim_args")
+    name = recipe.trainer.optim
+    given = recipe.trainer.optim_args
     if not name.startswith(_NEED_THE_MODEL) and "optimizer" not in (recipe.deepspeed or {}):
         try:
             kind, settings = _optimizer_of(recipe, name, given)
@@ -65,15 +65,15 @@ def check(recipe: Recipe) -> list[Problem]:
                         Problem("optim_args", argument, f"changes nothing of {name}", "remove it")
                     )
 
-    backend = recipe.trainer_value("torch_compile_backend")
-    mode = recipe.trainer_value("torch_compile_mode")
+    backend = recipe.trainer.torch_compile_backend
+    mode = recipe.trainer.torch_compile_mode
     if backend is not None and backend.upper() not in DynamoBackend.__members__:
         remedy = did_you_mean(backend, [each.lower() for each in DynamoBackend.__members__])
         found.append(Problem("torch_compile_backend", backend, "unknown", remedy))
     if mode is not None and mode not in (known := _inductor.list_mode_options()):
         found.append(Problem("torch_compile_mode", mode, "unknown", did_you_mean(mode, known)))
-    options = recipe.trainer_value("activation_checkpointing_kwargs")
-    if options and recipe.trainer_value("activation_checkpointing"):
+    options = recipe.trainer.activation_checkpointing_kwargs
+    if options and recipe.trainer.recomputes:
         try:
             checkpoint(
                 torch.nn.Identity(),
@@ -87,25 +87,21 @@ def check(recipe: Recipe) -> list[Problem]:
     # a plan for another machine knows nothing of its GPUs
     if not recipe.elsewhere:
         on_gpu = recipe.chosen_cpu is None and is_torch_cuda_available()
-        if recipe.trainer_value("tf32") and not is_torch_tf32_available():
+        if recipe.trainer.tf32 and not is_torch_tf32_available():
             found.append(
                 Problem(
                     "tf32", True, "there is no GPU here that has it (Ampere or newer)", "remove it"
                 )
             )
-        if (
-            recipe.trainer_value("torch_compile")
-            and on_gpu
-            and (reason := jit.no_compiler()) is not None
-        ):
+        if recipe.trainer.torch_compile and on_gpu and (reason := jit.no_compiler()) is not None:
             found.append(
                 Problem("torch_compile", True, reason, "install it, or remove torch_compile")
             )
-        if recipe.trainer_value("bf16") and on_gpu and not is_torch_bf16_gpu_available():
+        if recipe.trainer.bf16 and on_gpu and not is_torch_bf16_gpu_available():
             wrong = "the GPU here does not have it (Ampere or newer)"
             found.append(Problem("bf16", True, wrong, "give fp16: true instead"))
     found += compiled_ops.check(recipe)
-    steps = recipe.trainer_value("max_steps")
+    steps = recipe.trainer.max_steps
     return found + check_schedule(recipe, steps if steps > 0 else UNKNOWN)
 
 
@@ -121,9 +117,9 @@ def check_schedule(recipe: Recipe, steps: int) -> list[Problem]:
     """Check that the schedule of a run of ``steps`` steps can be built, and gives rates from 0 to learning_rate."""
     if "scheduler" in (recipe.deepspeed or {}):
         return []
-    name = recipe.trainer_value("lr_scheduler_type")
-    given = recipe.trainer_value("lr_scheduler_kwargs") or {}
-    warmup = warmup_steps(recipe.trainer_value("warmup_steps"), steps)
+    name = recipe.trainer.lr_scheduler_type
+    given = recipe.trainer.lr_scheduler_kwargs or {}
+    warmup = warmup_steps(recipe.trainer.warmup_steps, steps)
     parameters = inspect.signature(TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(name)]).parameters
     takes = parameters.keys() - {
         "optimizer",
@@ -150,7 +146,7 @@ def check_schedule(recipe: Recipe, steps: int) -> list[Problem]:
         return found
     try:
         optimizer = torch.optim.SGD(
-            [torch.nn.Parameter(torch.zeros(1))], lr=recipe.trainer_value("learning_rate")
+            [torch.nn.Parameter(torch.zeros(1))], lr=recipe.trainer.learning_rate
         )
         schedule: Any = get_scheduler(name, optimizer, warmup, steps, given)
         spread = range(0, steps, -(-steps // LOOKED_AT))
@@ -183,7 +179,7 @@ def check_schedule(recipe: Recipe, steps: int) -> list[Problem]:
 
 
 def _optimizer_of(recipe: Recipe, name: str, given: str | None) -> tuple[Any, dict[str, Any]]:
-    arguments: Any = Namespace(**{field: recipe.trainer_value(field) for field in trainer.FIELDS})
+    arguments: Any = Namespace(**{field: recipe.trainer.value(field) for field in trainer.FIELDS})
     arguments.optim = OptimizerNames(name)
     arguments.optim_args = given
     kind, settings = Trainer.get_optimizer_cls_and_kwargs(arguments)

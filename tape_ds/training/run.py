@@ -235,15 +235,11 @@ def weights_dtype(arguments: TrainingArguments, trains: bool = True) -> torch.dt
 
 def sample_count(recipe: Recipe, sequences: int) -> int:
     """Return samples that the run consumes: of its steps, or of its epochs over ``sequences``, in whole steps."""
-    steps = recipe.trainer_value("max_steps")
+    steps = recipe.trainer.max_steps
     if steps <= 0:
-        steps = math.ceil(
-            recipe.trainer_value("num_train_epochs") * sequences / recipe.global_batch_size
-        )
+        steps = math.ceil(recipe.trainer.num_train_epochs * sequences / recipe.global_batch_size)
         problems = library_checks.check_schedule(recipe, steps) if steps else []
-        raise_if_any(
-            [*problems, *recipe.averaging.check_saves(steps, recipe.trainer_value("save_steps"))]
-        )
+        raise_if_any([*problems, *recipe.averaging.check_saves(steps, recipe.trainer.save_steps)])
     return int(steps * recipe.global_batch_size)
 
 

@@ -87,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
             data[spec] = sources.parse(spec).fingerprint()
     started = results.collect(
         command=[Path(__file__).name, *typed],
-        seed=recipe.trainer_value("seed"),
+        seed=recipe.trainer.seed,
         config=recipe.as_dict(),
         data=data,
     )
@@ -144,7 +144,7 @@ def made_up_sequences(recipe: ExtensionRecipe, document_tokens: int) -> Training
     return TrainingSequences(
         Dataset.from_list(sequences),
         samples=sample_count(recipe, len(sequences)),
-        seed=recipe.trainer_value("seed"),
+        seed=recipe.trainer.seed,
         pose=pose,
         attend_across=data.attend_across,
     )

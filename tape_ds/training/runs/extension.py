@@ -321,7 +321,7 @@ def training_sequences(
 
     # of a source that ends, sequences_of counts its own
     samples = sample_count(recipe, sequences=0)
-    return mix(data.train_data, sequences_of, samples=samples, seed=recipe.trainer_value("seed"))
+    return mix(data.train_data, sequences_of, samples=samples, seed=recipe.trainer.seed)
 
 
 def held_out_documents(

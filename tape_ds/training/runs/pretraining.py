@@ -144,7 +144,7 @@ def training_sequences(
         sequences = pack(documents, data.window, cache, specs=specs)
         return TrainingSequences(sequences, samples=sample_count(recipe, len(sequences)), seed=seed)
 
-    return mix(data.train_data, sequences_of, samples=samples, seed=recipe.trainer_value("seed"))
+    return mix(data.train_data, sequences_of, samples=samples, seed=recipe.trainer.seed)
 
 
 def held_out_documents(

@@ -98,9 +98,10 @@ def test_each_seed_is_run_for_all_arms_before_the_next():
         ("a, seed 7", "a_seed_7", 7),
         ("b, seed 7", "b_seed_7", 7),
     ]
-    assert [
-        run.recipe.trainer_value("learning_rate") for run in plan("--learning_rate", "0.25")
-    ] == [0.25, 0.5]
+    assert [run.recipe.trainer.learning_rate for run in plan("--learning_rate", "0.25")] == [
+        0.25,
+        0.5,
+    ]
 
 
 def test_an_arm_that_no_seed_changes_is_run_once():
