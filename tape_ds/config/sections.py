@@ -13,7 +13,7 @@ from tape_ds import encodings
 from tape_ds.config import deepspeed_config
 from tape_ds.config.command_line import plain
 from tape_ds.config.trainer import RecipeView
-from tape_ds.errors import Problem
+from tape_ds.errors import Problem, UserError
 from tape_ds.fields import COMPARED, FREE, RISKY, Section, Tokens, rule
 
 # fields of several kinds of recipes
@@ -290,10 +290,11 @@ def _factor(text: str) -> float | None:
 
 def learns(encoding: str, options: Mapping[str, Any]) -> bool:
     """Return whether an encoding has parameters to train; False if its name or options are wrong."""
-    chosen = None
-    if not encodings.check_options(encoding, options):
+    try:
         chosen = encodings.options_of(encoding, options)
-    return chosen is not None and (chosen.learns or chosen.abacus)
+    except UserError:
+        return False
+    return chosen.learns or chosen.abacus
 
 
 def check_trained(optimization: Optimization, trained: bool) -> Iterator[Problem]:

@@ -33,8 +33,8 @@ def prepare_model(name: str, model: nn.Module, settings: Any) -> Trained:
     for router in decoder.routers(model).values():
         router.requires_grad_(bool(trains_router))
     if method.trains == "groups":
-        for parameter in map(model.get_parameter, groups.names(model, settings)):
-            parameter.requires_grad_(True)
+        for module in groups.chosen_modules(model, settings).values():
+            module.requires_grad_(True)
     elif method.trains == "adapters":
         prepared = attach(model, settings)
     if method.grouped:
@@ -57,12 +57,7 @@ def attach(model: PreTrainedModel, settings: Any) -> nn.Module:
             wrong = "no linear layer of this model"
             raise UserError(Problem("lora_targets", target, wrong, did_you_mean(target, names)))
         targets += [path for path, name in linears.items() if name == target]
-    # refuses a group that is on but empty
-    groups.names(model, settings)
-    whole: list[str] = []
-    for switch, modules in groups.modules_by_switch(model).items():
-        if getattr(settings, switch):
-            whole += modules
+    whole = list(groups.chosen_modules(model, settings))
     config = LoraConfig(
         task_type="CAUSAL_LM",
         r=settings.lora_r,

@@ -62,10 +62,11 @@ def check(recipe: Recipe, config: "shape.Config | None") -> list[Problem]:
     """Return why a run cannot, or should not, start on the CPU; of the latter nothing where it has a GPU, where the CPU
     was chosen (``allow_cpu``, ``use_cpu``, ``DS_ACCELERATOR=cpu``), and for models that are small or not known yet
     (None)."""
-    if recipe.trains and recipe.trainer.fp16 and why_cpu(recipe) is not None:
+    reason = why_cpu(recipe)
+    if recipe.trains and recipe.trainer.fp16 and reason is not None:
         wrong = "neither DeepSpeed nor transformers trains in fp16 on a CPU"
         return [Problem("fp16", True, wrong, "give --no_fp16 --bf16")]
-    if recipe.memory.allow_cpu or why_cpu(recipe) != NO_GPU:
+    if recipe.memory.allow_cpu or reason != NO_GPU:
         return []
     remedy = "see `nvidia-smi`, and that python -c 'import torch; print(torch.cuda.is_available())' says True; or"
     asked = stopping.launcher_option("--num_gpus")

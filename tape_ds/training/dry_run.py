@@ -26,16 +26,16 @@ def describe(recipe: Recipe) -> str:
             target.check_weights()
             config = target.config
     raise_if_any(problems)
-    recipe = recipe_job.settle_here(recipe, config)
-    lines = {"recipe": recipe.name, **recipe.outline()}
-    if target is not None:
+    lines = {"recipe": recipe.name}
+    if target is None:
+        lines |= recipe.outline()
+    else:
+        lines |= target.outline()
         if target.CHANGES_ANGLES:
-            lines["served"] = (
-                f"after tape-ds export: {table.summary(config_json.planned(target.config))}"
-            )
+            served = table.summary(config_json.planned(target.config))
+            lines["served"] = f"after tape-ds export: {served}"
         lines |= hybrids.lines(target.config)
-        if (short := target.note_of_length()) is not None:
-            lines["length"] = short
+    recipe = recipe_job.settle_here(recipe, config)
     name = recipe.base_name
     asked = name is not None and recipe.dry_run and config_file.is_on_hub(name)
     if asked and (why := hub.config(name).why_not):
@@ -72,7 +72,7 @@ def describe(recipe: Recipe) -> str:
         lines["layout"] = recipe.layout_choice
     if recipe.trains:
         lines["memory"] = _memory(recipe, config)
-        if (compiled := compiled_ops.outline(recipe)) is not None:
+        if (compiled := compiled_ops.outline(recipe.deepspeed)) is not None:
             lines["compiled"] = compiled
     lines["output"] = str(recipe.trainer.output_dir)
 

@@ -38,7 +38,7 @@ def launch(recipe: Recipe) -> int:
     expand_segments(recipe.memory.expandable_segments)
     if recipe.trains:
         # minutes, in which a signal ends the process at once
-        compiled_ops.compile_all(recipe)
+        compiled_ops.compile_all(recipe.deepspeed)
     stop = StopRequest()
     stop.listen()
     stopping.watch_launcher(stop)

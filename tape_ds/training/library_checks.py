@@ -100,7 +100,7 @@ def check(recipe: Recipe) -> list[Problem]:
         if recipe.trainer.bf16 and on_gpu and not is_torch_bf16_gpu_available():
             wrong = "the GPU here does not have it (Ampere or newer)"
             found.append(Problem("bf16", True, wrong, "give fp16: true instead"))
-    found += compiled_ops.check(recipe)
+        found += compiled_ops.check(recipe.deepspeed)
     steps = recipe.trainer.max_steps
     return found + check_schedule(recipe, steps if steps > 0 else UNKNOWN)
 
