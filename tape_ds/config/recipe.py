@@ -217,6 +217,27 @@ class Recipe(ABC):
             return self.global_batch_size // (layout.micro_batch * layout.data)
         return 1
 
+    @property
+    def division(self) -> str:
+        """How the sequences of a step are divided, for people."""
+        layout = self.layout()
+        ranks = f"{layout.data} {layout.readers}"
+        return f"{layout.micro_batch} per device x {ranks} x {self.accumulation()} accumulation"
+
+    @property
+    def engine(self) -> str:
+        """The engine and the precision, for people."""
+        if self.deepspeed is None:
+            engine = "no DeepSpeed"
+        else:
+            engine = f"ZeRO-{deepspeed_config.stage(self.deepspeed)}"
+        precision = "fp32"
+        if self.trainer.bf16:
+            precision = "bf16"
+        elif self.trainer.fp16:
+            precision = "fp16"
+        return f"{engine}, {precision}"
+
     def training_arguments(self) -> "TrainingArguments":
         """Return the trainer's arguments; transformers picks the device and starts the process group here. Raises
         UserError: transformers refuses a value on this machine."""

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-from tape_ds.config import deepspeed_config
 from tape_ds.config.recipe import Recipe
 from tape_ds.engines import table
 from tape_ds.errors import Problem, UserError, collecting, raise_if_any, redacted
@@ -24,50 +23,26 @@ def describe(recipe: Recipe) -> str:
         target = known_target(recipe)
         if target is not None:
             target.check_weights()
-            config = target.config
     raise_if_any(problems)
     lines = {"recipe": recipe.name}
     if target is None:
         lines |= recipe.outline()
     else:
+        recipe = target.recipe
+        config = target.config
         lines |= target.outline()
         if target.CHANGES_ANGLES:
-            served = table.summary(config_json.planned(target.config))
-            lines["served"] = f"after tape-ds export: {served}"
-        lines |= hybrids.lines(target.config)
+            lines["served"] = f"after tape-ds export: {table.summary(config_json.planned(config))}"
+        lines |= hybrids.lines(config)
     recipe = recipe_job.settle_here(recipe, config)
     name = recipe.base_name
     asked = name is not None and recipe.dry_run and config_file.is_on_hub(name)
     if asked and (why := hub.config(name).why_not):
         lines["model"] += f" (its config.json was not read: {why})"
     if recipe.trains:
-        layout = recipe.layout()
-        trainer = recipe.trainer
-        tokens = recipe.global_batch_size * recipe.window
-        at_most = "" if recipe.FULL_ROWS else "up to "
-        length = f"{trainer.num_train_epochs:g} epochs"
-        if trainer.max_steps > 0:
-            length = f"{trainer.max_steps:,} ({at_most}{trainer.max_steps * tokens:,} tokens)"
-        rates = f"learning rate {trainer.learning_rate:g}, weight decay {trainer.weight_decay:g}"
-        if recipe.trains_positions:
-            rates += f"; position parameters: {recipe.optimization.outline(trainer.learning_rate)}"
-        lines |= {
-            "batch": f"{recipe.global_batch_size} sequences = {at_most}{tokens:,} tokens a step: "
-            f"{trainer.micro_batch} per device x {layout.data} {layout.readers} x "
-            f"{recipe.accumulation()} accumulation",
-            "steps": f"{length}, seed {trainer.seed}",
-            "rates": rates,
-            **context_preview.lines(recipe),
-        }
-    precision = "fp32"
-    if recipe.trainer.bf16:
-        precision = "bf16"
-    elif recipe.trainer.fp16:
-        precision = "fp16"
-    engine = "no DeepSpeed"
-    if recipe.deepspeed:
-        engine = f"ZeRO-{deepspeed_config.stage(recipe.deepspeed)}"
-    lines |= {"device": device.describe(recipe), "engine": f"{engine}, {precision}"}
+        lines |= _steps(recipe)
+        lines |= context_preview.lines(recipe)
+    lines |= {"device": device.describe(recipe), "engine": recipe.engine}
     if recipe.layout_choice:
         lines["layout"] = recipe.layout_choice
     if recipe.trains:
@@ -84,6 +59,24 @@ def describe(recipe: Recipe) -> str:
     if here:
         text += ["This machine would refuse the run:", *(f"  {problem}" for problem in here)]
     return "\n".join(text)
+
+
+def _steps(recipe: Recipe) -> dict[str, str]:
+    trainer = recipe.trainer
+    tokens = recipe.global_batch_size * recipe.window
+    at_most = "" if recipe.FULL_ROWS else "up to "
+    whole = f"{recipe.global_batch_size} sequences = {at_most}{tokens:,} tokens a step"
+    length = f"{trainer.num_train_epochs:g} epochs"
+    if trainer.max_steps > 0:
+        length = f"{trainer.max_steps:,} ({at_most}{trainer.max_steps * tokens:,} tokens)"
+    rates = f"learning rate {trainer.learning_rate:g}, weight decay {trainer.weight_decay:g}"
+    if recipe.trains_positions:
+        rates += f"; position parameters: {recipe.optimization.outline(trainer.learning_rate)}"
+    return {
+        "batch": f"{whole}: {recipe.division}",
+        "steps": f"{length}, seed {trainer.seed}",
+        "rates": rates,
+    }
 
 
 def _memory(recipe: Recipe, config: Config | None) -> str:
