@@ -39,7 +39,7 @@ from tape_ds.data.pose import PoseSequences
 from tape_ds.data.sources import weights
 from tape_ds.errors import Problem, check_folder, command, raise_if_any
 from tape_ds.training.run import sample_count
-from tape_ds.training.runs.extension import training_sequences
+from tape_ds.training.runs.extension_data import training_sequences
 
 NAME = "coverage"
 MADE_UP = 64
