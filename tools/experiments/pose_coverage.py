@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
     if options.document_tokens is not None and options.document_tokens < least:
         remedy = f"give {least} or more"
         problems.append(
-            Problem("document_tokens", options.document_tokens, "fill no sequence", remedy)
+            Problem("--document_tokens", options.document_tokens, "fill no sequence", remedy)
         )
     method = recipe.method.method
     if not recipe.trains:
