@@ -96,7 +96,7 @@ def test_a_failed_run_is_named_and_the_others_are_compared(machine, capsys):
 def test_a_plan_starts_nothing(machine, capsys):
     assert experiment.main(["mine.yaml", "--plan", "--arms", "rope"]) == 0
     assert (
-        "python launchers/train_arithmetic.py --recipe addressing/look_back"
+        "python launchers/train_generated.py --recipe addressing/look_back"
         in capsys.readouterr().out
     )
     assert not machine.started and not Path("runs").exists()
