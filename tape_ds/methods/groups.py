@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from tape_ds.encodings.base import PositionEncoding, PositionLayer
 from tape_ds.errors import Problem, UserError
+from tape_ds.models.outermost import outermost_modules
 
 _NORM = re.compile("(RMS|Layer)?Norm(PerHead|1P|Gated)?$")
 """Ends of the names that transformers' families have for their norms."""
@@ -48,13 +49,7 @@ def chosen_modules(model: PreTrainedModel, settings: Any) -> dict[str, nn.Module
 def position_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Return the outermost modules that hold an encoding's own parameters, by path: of one inside another (Abacus wraps
     an encoding) peft would make two copies, and train the one without effect."""
-    outermost: dict[str, nn.Module] = {}
-    # a module comes before those inside of it
-    for path, module in model.named_modules():
-        is_inside = path.startswith(tuple(f"{outer}." for outer in outermost))
-        if isinstance(module, (PositionEncoding, PositionLayer)) and not is_inside:
-            outermost[path] = module
-    return outermost
+    return outermost_modules(model, (PositionEncoding, PositionLayer))
 
 
 def position_parameters(model: nn.Module) -> set[str]:

@@ -19,6 +19,7 @@ from typing import Any
 from tape_ds import checkpoint, run_folder
 from tape_ds.config.recipe import Recipe
 from tape_ds.errors import Problem
+from tape_ds.numbers import some
 from tape_ds.resilience import run_lock
 from tape_ds.training import identity
 
@@ -149,12 +150,7 @@ def check_new_start(found: EarlierRun, *, start_anew: bool, trains: bool) -> lis
             name for name in blocking if name not in named and name.partition("/")[0] not in named
         ]
     if blocking:
-        more = ""
-        if len(blocking) > SHOWN:
-            more = f" and {len(blocking) - SHOWN} more"
-        wrong = (
-            f"it holds what no run is known to have written: {', '.join(blocking[:SHOWN])}{more}"
-        )
+        wrong = f"it holds what no run is known to have written: {some(blocking, SHOWN)}"
         remedy = "move that out of this folder, or give another output_dir"
         problems.append(Problem("output_dir", place, wrong, remedy))
     if found.holds_something and not start_anew:
