@@ -47,7 +47,9 @@ def begin(run: Run) -> results.Result:
     if run.names:
         rows["rates"] = run.rates
     rows |= weighting(run)
-    rows |= averages(run)
+    if recipe.averaging.average_last:
+        count = recipe.averaging.average_last
+        rows["average"] = f"the trained weights are the mean of the last {count} checkpoints"
     if recipe.layout_choice:
         rows["layout"] = recipe.layout_choice
     checkpointing = "on" if arguments.gradient_checkpointing else "off"
@@ -85,13 +87,6 @@ def weighting(run: Run) -> dict[str, str]:
     if run.exact_weights is not None:
         lines["left context"] = str(run.exact_weights)
     return lines
-
-
-def averages(run: Run) -> dict[str, str]:
-    count = run.recipe.averaging.average_last
-    if not count:
-        return {}
-    return {"average": f"the trained weights are the mean of the last {count} checkpoints"}
 
 
 def conclude(run: Run, trainer: TapeTrainer, started: results.Result) -> None:
