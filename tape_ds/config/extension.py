@@ -169,27 +169,27 @@ class ExtensionRecipe(Recipe):
         data = "none is read: nothing is trained"
         if self.trains:
             data = self.data.outline()
+        scores = self.evaluation
+        held_out = "nothing"
+        if self.data.eval_data:
+            held_out = ", ".join(self.data.eval_data)
+            held_out += f": loss at {scores.eval_length:,} tokens in spans of {scores.eval_span:,}"
         return {
             "model": f"{self.model.model}, extended to {target:,} positions",
-            "encoding": f"{self.outline_of_encoding()} from {start}",
+            "encoding": f"{self.chosen_encoding} from {start}",
             "method": method,
             "data": data,
-            "held out": self._outline_of_losses(),
-            "passkeys": self.evaluation.outline_of_passkeys(target),
+            "held out": held_out,
+            "passkeys": scores.outline_of_passkeys(target),
             "RULER": self.ruler.outline(),
         }
 
-    def outline_of_encoding(self) -> str:
+    @property
+    def chosen_encoding(self) -> str:
+        """The encoding and its options, for people."""
         if self.position_options:
             return f"{self.model.position_encoding} {self.position_options}"
         return self.model.position_encoding
-
-    def _outline_of_losses(self) -> str:
-        if not self.data.eval_data:
-            return "nothing"
-        length = self.evaluation.eval_length
-        span = self.evaluation.eval_span
-        return f"{', '.join(self.data.eval_data)}: loss at {length:,} tokens in spans of {span:,}"
 
     def problems(self, broken: set[str]) -> Iterator[Problem]:
         other = "model" not in broken and other_family(self.native_config() or {}) is not None

@@ -91,7 +91,7 @@ def check_data(identity: Mapping[str, str], rank_sync: RankSync) -> None:
     one machine is not compared.
 
     Args:
-        identity: its part of the run's, see :mod:`tape_ds.training.identity`.
+        identity: the data's part of the run's, see :mod:`tape_ds.training.identity`.
 
     Raises:
         UserError: a machine differs; on all ranks alike.
@@ -99,7 +99,7 @@ def check_data(identity: Mapping[str, str], rank_sync: RankSync) -> None:
     process = process_info.current()
     if process.is_single_node:
         return
-    data = _part_of(identity, "data")
+    data = {name.replace(".", " ", 1): value for name, value in identity.items()}
     record = {
         "machine": process.machine,
         "host": process.host,

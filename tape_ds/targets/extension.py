@@ -84,7 +84,7 @@ class ExtensionTarget(PretrainedTarget[ExtensionRecipe]):
         note = config_file.family_note(self.base.config.to_dict())
         lines["model"] = f"{recipe.model.model}, {lengths}{note}"
         start = trained_rope.described_change(self.base.rope, recipe.rope_parameters, target)
-        lines["encoding"] = f"{recipe.outline_of_encoding()} from {start}"
+        lines["encoding"] = f"{recipe.chosen_encoding} from {start}"
         last_start = (scores.eval_length - 1) // scores.eval_span * scores.eval_span
         if recipe.data.eval_data and last_start < native < scores.eval_length:
             lines["held out"] += f"; NO SPAN begins past {native:,}: give a shorter eval_span"

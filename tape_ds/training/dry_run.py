@@ -4,7 +4,7 @@ import dataclasses
 
 from tape_ds.config.recipe import Recipe
 from tape_ds.engines import table
-from tape_ds.errors import Problem, UserError, collecting, raise_if_any, redacted
+from tape_ds.errors import Problem, UserError, raised_together, redacted
 from tape_ds.export import config_json
 from tape_ds.models import hybrids
 from tape_ds.models.files import config_file, hub
@@ -16,14 +16,13 @@ from tape_ds.training import compiled_ops, context_preview, device, earlier_run,
 
 def describe(recipe: Recipe) -> str:
     """Return the plan as lines of ``name: value``."""
-    problems = library_checks.check(recipe)
-    config = None
-    with collecting(problems):
+    with raised_together() as problems:
+        problems += library_checks.check(recipe)
         # refuses what its model cannot do, also where nothing is trained
         target = known_target(recipe)
         if target is not None:
             target.check_weights()
-    raise_if_any(problems)
+    config = None
     lines = {"recipe": recipe.name}
     if target is None:
         lines |= recipe.outline()

@@ -43,7 +43,7 @@ def check(recipe: Recipe) -> list[Problem]:
     given = recipe.trainer.optim_args
     if not name.startswith(_NEED_THE_MODEL) and "optimizer" not in (recipe.deepspeed or {}):
         try:
-            kind, settings = _optimizer_of(recipe, name, given)
+            kind, settings = _optimizer_of(recipe, given)
             kind([torch.nn.Parameter(torch.zeros(2, 2))], **settings)
         except Exception as error:  # as of a schedule
             lacking = isinstance(error, ImportError) or "install" in str(error)
@@ -57,10 +57,8 @@ def check(recipe: Recipe) -> list[Problem]:
             each = given.split(",") if given else []
             # transformers passes over what it does not know
             for index, argument in enumerate(each):
-                if _optimizer_of(recipe, name, ",".join(each[:index] + each[index + 1 :])) == (
-                    kind,
-                    settings,
-                ):
+                others = ",".join(each[:index] + each[index + 1 :])
+                if _optimizer_of(recipe, others) == (kind, settings):
                     found.append(
                         Problem("optim_args", argument, f"changes nothing of {name}", "remove it")
                     )
@@ -178,9 +176,9 @@ def check_schedule(recipe: Recipe, steps: int) -> list[Problem]:
     return []
 
 
-def _optimizer_of(recipe: Recipe, name: str, given: str | None) -> tuple[Any, dict[str, Any]]:
+def _optimizer_of(recipe: Recipe, given: str | None) -> tuple[Any, dict[str, Any]]:
     arguments: Any = Namespace(**{field: recipe.trainer.value(field) for field in trainer.FIELDS})
-    arguments.optim = OptimizerNames(name)
+    arguments.optim = OptimizerNames(recipe.trainer.optim)
     arguments.optim_args = given
     kind, settings = Trainer.get_optimizer_cls_and_kwargs(arguments)
     return kind, dict(settings)

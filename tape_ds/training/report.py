@@ -42,11 +42,11 @@ def begin(run: Run) -> results.Result:
     rows |= hybrids.lines(run.config)
     if run.data.bad_rows.problems:
         rows["left out"] = str(run.data.bad_rows)
-    rows["batch"] = _batch(run)
+    rows["batch"] = run.batch
     rows["steps"] = f"{run.steps:,}, seed {arguments.seed}"
     if run.names:
         rows["rates"] = run.rates
-    rows |= weighting(run)
+    rows |= run.target_weights
     if recipe.averaging.average_last:
         count = recipe.averaging.average_last
         rows["average"] = f"the trained weights are the mean of the last {count} checkpoints"
@@ -65,28 +65,6 @@ def begin(run: Run) -> results.Result:
         data=run.job.target.fingerprints(held_out=True),
         processes=arguments.world_size,
     )
-
-
-def _batch(run: Run) -> str:
-    recipe = run.recipe
-    tokens = f"{run.most_tokens:,} tokens"
-    if run.mean_tokens != run.most_tokens:
-        tokens = f"{run.mean_tokens:,} tokens in the mean (at most {run.most_tokens:,})"
-    whole = (
-        f"{recipe.global_batch_size} sequences x {tokens} = {run.tokens_per_step:,} tokens a step"
-    )
-    return f"{whole} ({recipe.division})"
-
-
-def weighting(run: Run) -> dict[str, str]:
-    """Return lines about the weights of targets; none where all count the same."""
-    chosen = run.recipe.weighting
-    if chosen.target_weights == "equal":
-        return {}
-    lines = {"target weights": chosen.outline(run.recipe.window)}
-    if run.exact_weights is not None:
-        lines["left context"] = str(run.exact_weights)
-    return lines
 
 
 def conclude(run: Run, trainer: TapeTrainer, started: results.Result) -> None:
