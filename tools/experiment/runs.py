@@ -94,7 +94,7 @@ class PlannedRun:
         mine = self.stored()
         other = {RENAMED.get(name, name): value for name, value in config.items()}
         for fields in (mine, other):
-            for name in ("output_dir", "resume_from_checkpoint", *chosen):
+            for name in ("launcher", "output_dir", "resume_from_checkpoint", *chosen):
                 fields.pop(name, None)
         known = self.recipe.fields()
         for name in (mine.keys() - other.keys()) & known.keys():

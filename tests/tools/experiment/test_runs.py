@@ -215,6 +215,7 @@ def test_a_run_that_was_stored_by_an_older_version_is_the_same():
     run = plan()[0]
     older = run.recipe.as_dict()
     older["stream_lanes"] = older.pop("stream_workers")
+    older["launcher"] = "its_former_name"
     del older["allow_cpu"]  # as before there was this field, which then counts as its default
     assert run.is_same(older) and not run.is_same(older | {"stream_lanes": 1})
     assert not plan("--allow_cpu", "true")[0].is_same(older)
