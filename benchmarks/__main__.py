@@ -148,15 +148,15 @@ def check_options(options: argparse.Namespace) -> None:
     problems = below_one(options, "repeats") + check_folder("--out", folder)
     named = [
         ("groups", options.groups, [*GROUPS, *COMMANDS]),
-        ("device", [options.device], ["cpu", "cuda"]),
-        ("dtype", [options.dtype], [*DTYPES]),
+        ("--device", [options.device], ["cpu", "cuda"]),
+        ("--dtype", [options.dtype], [*DTYPES]),
     ]
     for field, given, names in named:
         for name in given:
             if name not in names:
                 problems.append(Problem(field, name, "unknown", did_you_mean(name, names)))
     if options.device == "cuda" and not torch.cuda.is_available():
-        problems.append(Problem("device", "cuda", "torch sees no CUDA device", "give cpu"))
+        problems.append(Problem("--device", "cuda", "torch sees no CUDA device", "give cpu"))
     if os.environ.get(ENVIRONMENT):
         wrong = "would replace the backends that are compared"
         problems.append(Problem(ENVIRONMENT, os.environ[ENVIRONMENT], wrong, "unset it"))
@@ -166,11 +166,11 @@ def check_options(options: argparse.Namespace) -> None:
         problems.append(Problem("TRITON_INTERPRET", interpreted, wrong, "unset it"))
     if options.toys and options.out.resolve() == choose.RESULTS:
         wrong = "is the folder of results, and toys give none"
-        problems.append(Problem("out", str(options.out), wrong, "name another folder"))
+        problems.append(Problem("--out", str(options.out), wrong, "name another folder"))
     if not problems and not any(chosen_shapes(GROUPS[name], options) for name in options.groups):
         remedy = "see python -m benchmarks --list"
         reason = f"no shape of these groups on {options.device}"
-        problems.append(Problem("shapes", options.shapes, reason, remedy))
+        problems.append(Problem("--shapes", options.shapes, reason, remedy))
     raise_if_any(problems)
 
 

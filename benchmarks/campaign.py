@@ -158,10 +158,10 @@ def main(argv: Sequence[str]) -> int:
     problems = check_folder("--out", options.out)
     if options.carried is not None and not options.carried.is_dir():
         remedy = "name an existing one, or leave it out"
-        problems.append(Problem("carried", str(options.carried), "no such folder", remedy))
+        problems.append(Problem("--carried", str(options.carried), "no such folder", remedy))
     if not options.rehearse and not torch.cuda.is_available():
         remedy = "give --rehearse to try the stages"
-        problems.append(Problem("rehearse", False, "torch sees no CUDA device", remedy))
+        problems.append(Problem("--rehearse", False, "torch sees no CUDA device", remedy))
     raise_if_any(problems)
 
     # a stage must not outlive it

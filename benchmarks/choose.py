@@ -79,7 +79,7 @@ def main(argv: list[str]) -> int:
     if not stored:
         reason = f"no rows of {' or '.join(GROUPS)}"
         remedy = "run python -m benchmarks attention decode first"
-        raise UserError(Problem("results", str(options.results), reason, remedy))
+        raise UserError(Problem("--results", str(options.results), reason, remedy))
     lines = list(map(json.dumps, choose(stored)))
     text = "[]\n"
     if lines:

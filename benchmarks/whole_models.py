@@ -114,8 +114,8 @@ def recipe(shape: Shape, setting: Setting) -> BenchmarkCase:
         learns = any(".position." in name for name, _ in model.named_parameters())
         chosen = SimpleNamespace(train_position=learns, train_norms=True, train_embeddings=False)
         model.requires_grad_(False)
-        for parameter in map(model.get_parameter, groups.names(model, chosen)):
-            parameter.requires_grad_(True)
+        for module in groups.chosen_modules(model, chosen).values():
+            module.requires_grad_(True)
         return model
 
     def build(encoding: str, backend: str, recomputed: bool) -> Runner:

@@ -1,13 +1,15 @@
 """The parser of every command, and the options that several commands share."""
 
 import argparse
+import contextlib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from tape_ds import numbers
-from tape_ds.errors import Problem, did_you_mean, report
+from tape_ds.errors import Problem, UserError, did_you_mean, report
 from tape_ds.exit_codes import ExitCode
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -43,6 +45,18 @@ class Parser(argparse.ArgumentParser):
             known = [option for option in self._option_string_actions if option[:2] == "--"]
             self.error(f"{shown}: unknown option; {did_you_mean(name, known)}")
         return super().parse_args(words, namespace)
+
+    @contextlib.contextmanager
+    def as_typed(self) -> Iterator[None]:
+        """Have problems that the block raises name options as they are typed: ``--output``."""
+        try:
+            yield
+        except UserError as error:
+            for number, problem in enumerate(error.problems):
+                option = f"--{problem.field}"
+                if option in self._option_string_actions:
+                    error.problems[number] = replace(problem, field=option)
+            raise
 
     def _known_spelling(self, word: str) -> str:
         """Return ``--max_new_tokens=8`` for ``--max-new-tokens=8`` where only that is an option."""

@@ -121,6 +121,16 @@ def collecting(problems: list[Problem], field: str = "{}") -> Iterator[None]:
         problems += [problem for problem in renamed if problem not in problems]
 
 
+@contextlib.contextmanager
+def raised_together() -> Iterator[list[Problem]]:
+    """Yield a list of problems; at the end of the block raise them, together with those of a :class:`UserError` that
+    ended it early."""
+    problems: list[Problem] = []
+    with collecting(problems):
+        yield problems
+    raise_if_any(problems)
+
+
 def check_folder(field: str, given: str | Path, *, writable: bool = True) -> list[Problem]:
     """Check that ``given`` can be a folder, and written to; it need not exist."""
     existing = storage.existing(Path(given))

@@ -86,7 +86,7 @@ def some(names: Sequence[str], most: int) -> str:
     """Return ``a, b and 3 more``."""
     text = ", ".join(names[:most])
     if len(names) > most:
-        text += f" and {len(names) - most} more"
+        text += f" and {len(names) - most:,} more"
     return text
 
 

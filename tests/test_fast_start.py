@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-EVALUATION = ("", "generate", "perplexity", "passkey", "ruler", "arithmetic", "harness", "report")
+EVALUATION = ("", "generate", "perplexity", "passkey", "ruler", "generated", "harness", "report")
 TOOLS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "tools").glob("*.py"))
 LAUNCHERS = tuple(
     f"launchers/{name}.py"
-    for name in ("extend_llama", "pretrain_c4", "finetune", "finetune_scrolls", "train_arithmetic")
+    for name in ("extend_llama", "pretrain_c4", "finetune", "finetune_scrolls", "train_generated")
 )
 HEAVY = (
     "torch",
@@ -69,6 +69,6 @@ def test_recipes_are_listed_shown_and_checked_before_anything_heavy():
     started += [
         (["launchers/pretrain_c4.py", "--recipe", "c4_155m_bipe_rope", "--print_config"], 0)
     ]
-    started += [(["launchers/train_arithmetic.py", "--recipe", "look_back", "--print_config"], 0)]
+    started += [(["launchers/train_generated.py", "--recipe", "look_back", "--print_config"], 0)]
     started += [(["launchers/extend_llama.py", "--recipe", "dmeo"], 2)]
     run(STARTED.format(commands=started, heavy=HEAVY))

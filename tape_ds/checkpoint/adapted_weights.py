@@ -21,6 +21,7 @@ from tape_ds.models.file_tensors import FileTensor
 from tape_ds.models.files.tensor_rows import LoadedRows, TensorRows
 from tape_ds.models.hollow import WeightSource
 from tape_ds.models.model_weights import ModelWeights, NotByTensorError
+from tape_ds.models.outermost import outermost_modules
 
 _STARTS_FROM_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga", "mica", "orthogonal", "eva")
 """Beginnings of LoRA's ways to start that read the base's weights, or change them, when the adapter is put on."""
@@ -149,15 +150,16 @@ def _sources_in(weights: ModelWeights, model: nn.Module) -> dict[nn.Parameter, W
 def _adapted(model: nn.Module) -> dict[str, nn.Module]:
     """Return the layers of peft that a merge replaces by what they wrap, by path, without those inside of them."""
     layers: dict[str, nn.Module] = {}
-    for path, module in model.named_modules():
-        if path.startswith(tuple(f"{outer}." for outer in layers)):
-            continue
+    adapted = (BaseTunerLayer, TrainableTokensWrapper)
+    for path, module in outermost_modules(
+        model, (BaseTunerLayer, AuxiliaryTrainingWrapper)
+    ).items():
         if isinstance(module, ModulesToSaveWrapper):
-            if any(isinstance(inner, BaseTunerLayer) for inner in module.modules()):
+            if any(isinstance(inner, adapted) for inner in module.modules()):
                 raise NotByTensorError(f"{path} is both trained whole and adapted")
-        elif isinstance(module, BaseTunerLayer | TrainableTokensWrapper):
+        elif isinstance(module, adapted):
             layers[path] = module
-        elif isinstance(module, AuxiliaryTrainingWrapper):
+        else:
             raise NotByTensorError(
                 f"its adapter has a layer of another kind ({path}: {type(module).__name__})"
             )

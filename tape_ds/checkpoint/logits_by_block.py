@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from tape_ds.models import hollow
 from tape_ds.models.hollow import WeightSource
+from tape_ds.models.outermost import outermost_modules
 
 
 @torch.no_grad()
@@ -40,13 +41,10 @@ def logits_by_block(
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
     """Return the entries of a model's outermost lists of modules, which are its blocks."""
-    below_lists: tuple[str, ...] = ()
     blocks: list[nn.Module] = []
-    for path, module in model.named_modules():
-        # experts are a list within a block
-        if isinstance(module, nn.ModuleList) and not path.startswith(below_lists):
-            below_lists += (f"{path}.",)
-            blocks += module
+    # experts are a list within a block
+    for found in outermost_modules(model, nn.ModuleList).values():
+        blocks += found.children()
     return blocks
 
 

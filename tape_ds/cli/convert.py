@@ -22,7 +22,7 @@ from typing import Any
 
 from tape_ds import building, checkpoint, paths
 from tape_ds.arguments import Parser, values_of
-from tape_ds.errors import Problem, UserError, command, raise_if_any
+from tape_ds.errors import Problem, UserError, collecting, command, raise_if_any
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 
@@ -63,9 +63,10 @@ def main(argv: list[str] | None = None) -> int:
         remedy = 'give a mapping, such as {"rank": 64}'
         problems.append(Problem("--position_options", options.position_options, wrong, remedy))
     elif options.kind == "llama-to-tape":
-        problems += encodings.check_options(
-            options.position_encoding, options.position_options or {}
-        )
+        with collecting(problems), parser.as_typed():
+            raise_if_any(
+                encodings.check_options(options.position_encoding, options.position_options or {})
+            )
     if options.rows is not None and options.rows < 1:
         problems.append(
             Problem("--rows", options.rows, "no vocabulary", "give the number of rows to keep")
@@ -76,7 +77,8 @@ def main(argv: list[str] | None = None) -> int:
     from tape_ds.models.library_messages import quieten_libraries
 
     quieten_libraries()
-    converted, tokenizer = convert_source(options)
+    with parser.as_typed():
+        converted, tokenizer = convert_source(options)
     model: Any = None
 
     def write_folder(folder: Path) -> None:
@@ -85,7 +87,8 @@ def main(argv: list[str] | None = None) -> int:
         if tokenizer is not None:
             tokenizers.save(tokenizer, folder)
 
-    building.build_aside(Path(options.out), write_folder, "out")
+    with parser.as_typed():
+        building.build_aside(Path(options.out), write_folder, "out")
     print(
         f"{options.out}: {type(model).__name__}, {model.num_parameters() / 1e6:,.2f} M parameters"
     )

@@ -104,9 +104,9 @@ def ask(own: argparse.Namespace, fields: list[str]) -> tuple[Recipe, Job]:
     if own.recipe is None:
         found.append(Problem("recipe", None, "missing", "name one, such as llama2_7b_8k"))
     if own.price is not None and not 0 <= own.price < math.inf:
-        found.append(Problem("price", own.price, "not a price", "give 0 or more"))
+        found.append(Problem("--price", own.price, "not a price", "give 0 or more"))
     if own.documents is not None and not 1 <= own.documents < math.inf:
-        found.append(Problem("documents", own.documents, "too few", "give 1 or more"))
+        found.append(Problem("--documents", own.documents, "too few", "give 1 or more"))
     raise_if_any(found)
     recipe = load(own.recipe, fields, own.gpus)
 
@@ -121,7 +121,7 @@ def ask(own: argparse.Namespace, fields: list[str]) -> tuple[Recipe, Job]:
     if own.documents is not None and job.documents is None:
         remedy = "leave --documents out, or pack sequences without attend_across"
         raise UserError(
-            Problem("documents", own.documents, "this recipe's sequences have no borders", remedy)
+            Problem("--documents", own.documents, "this recipe's sequences have no borders", remedy)
         )
     return recipe, replace(job, documents=own.documents or job.documents)
 

@@ -9,6 +9,7 @@ names each shard that is damaged or missing; before a training run only sizes ar
 ``--parts`` and ``--shard_tokens`` give the same files, whatever ``--workers`` is.
 """
 
+import argparse
 import os
 from pathlib import Path
 
@@ -48,23 +49,34 @@ def main(argv: list[str] | None = None) -> int:
     problems = []
     for name, value in values_of(options, ("data", "tokenizer", "output")).items():
         if options.check is None and value is None:
-            problems.append(Problem(name, None, "missing", "see --help"))
+            problems.append(Problem(f"--{name}", None, "missing", "see --help"))
         elif options.check is not None and value is not None:
-            problems.append(Problem(name, value, "does not go with --check", "leave it out"))
+            problems.append(Problem(f"--{name}", value, "does not go with --check", "leave it out"))
     if options.check is not None:
         problems += below_one(options, "workers")
     raise_if_any(problems)
 
-    # seconds: not for --help
-    from tape_ds.data import prepared, tokenizer
+    with parser.as_typed():
+        if options.check is not None:
+            verify(options)
+        else:
+            prepare(options)
+    return 0
 
-    if options.check is not None:
-        raise_if_any(prepared.verify(options.check, threads=options.workers))
-        manifest = read_manifest(Path(options.check))
-        print(
-            f"{options.check}: {len(manifest.shards)} shards, {manifest.tokens:,} tokens, all of them whole"
-        )
-        return 0
+
+def verify(options: argparse.Namespace) -> None:
+    # seconds: not for --help
+    from tape_ds.data import prepared
+
+    raise_if_any(prepared.verify(options.check, threads=options.workers))
+    manifest = read_manifest(Path(options.check))
+    print(
+        f"{options.check}: {len(manifest.shards)} shards, {manifest.tokens:,} tokens, all of them whole"
+    )
+
+
+def prepare(options: argparse.Namespace) -> None:
+    from tape_ds.data import prepared, tokenizer
 
     bad_rows = BadRows(options.skip_bad_rows)
     result = prepared.prepare(
@@ -84,7 +96,6 @@ def main(argv: list[str] | None = None) -> int:
     )
     if bad_rows.problems:
         print(f"left out: {bad_rows}")
-    return 0
 
 
 def report(entry: ShardEntry) -> None:

@@ -24,7 +24,7 @@ GROUPS = {
         "extend": ("train", "extend the context of a pretrained model"),
         "pretrain": ("train", "train a model from scratch, with any positional encoding"),
         "finetune": ("train", "fine-tune a model on conversations, or on long questions (SCROLLS)"),
-        "arithmetic": ("train", "train a small model on arithmetic or another generated task"),
+        "generated": ("train", "train a small model on a generated task: arithmetic, addressing"),
     },
     "Score": {
         "evaluate": ("evaluate", "perplexity, passkeys, SCROLLS, lm-eval's tasks, reports"),

@@ -1,4 +1,4 @@
-"""The commands that train: ``extend``, ``pretrain``, ``finetune`` and ``arithmetic``, and the files of ``launchers``.
+"""The commands that train: ``extend``, ``pretrain``, ``finetune`` and ``generated``, and the files of ``launchers``.
 
 Every field of the recipe is an option. Exit codes: 0 done, or stopped on request with a committed checkpoint; 2 a
 mistake in recipe, arguments or files, nothing was started; 3 stopped by a guard; 4 stuck; 1 anything else

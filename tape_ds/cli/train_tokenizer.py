@@ -27,8 +27,9 @@ def main(argv: list[str] | None = None) -> int:
     from tape_ds.data import tokenizer
 
     most = options.max_characters or tokenizer.MAX_CHARACTERS
-    trained = tokenizer.train(
-        options.data, options.vocab_size, options.output, max_characters=most, field="data"
-    )
+    with parser.as_typed():
+        trained = tokenizer.train(
+            options.data, options.vocab_size, options.output, max_characters=most, field="data"
+        )
     print(f"{options.output}: {len(trained):,} tokens, trained on {', '.join(options.data)}")
     return 0

@@ -22,7 +22,7 @@ from tape_ds.errors import Problem, UserError, did_you_mean
 from tape_ds.fields import rule
 from tape_ds.methods import METHODS
 from tape_ds.models.files import config_file
-from tape_ds.models.files.config_file import family_note, other_family
+from tape_ds.models.files.config_file import other_family
 from tape_ds.models.loading import known_config
 from tape_ds.models.sizes import STATE_DTYPES
 
@@ -162,49 +162,34 @@ class ExtensionRecipe(Recipe):
 
     def outline(self) -> dict[str, str]:
         target = self.model.target_length
-        config = self.native_config()
-        native = None
-        try:
-            if config is not None:
-                native = trained_rope.read(config, self.model.model)
-        except UserError:
-            pass  # a rule says what is wrong with it
-        if native is None:
-            lengths = f"extended to {target:,} positions"
-            start = f"{self.rope_parameters or 'its own RoPE'} (the model's own RoPE is not known before the run)"
-        else:
-            lengths = f"{native.native_length:,} -> {target:,} positions, x{target / native.native_length:g}"
-            start = trained_rope.described_change(native, self.rope_parameters, target)
-        encoding = self.model.position_encoding
-        if self.position_options:
-            encoding += f" {self.position_options}"
+        start = f"{self.rope_parameters or 'its own RoPE'} (the model's own RoPE is not known before the run)"
         method = self.method.outline()
         if self.left_out:
             method += f"; the base's {', '.join(self.left_out)} left out"
         data = "none is read: nothing is trained"
         if self.trains:
             data = self.data.outline()
+        scores = self.evaluation
+        held_out = "nothing"
+        if self.data.eval_data:
+            held_out = ", ".join(self.data.eval_data)
+            held_out += f": loss at {scores.eval_length:,} tokens in spans of {scores.eval_span:,}"
         return {
-            "model": f"{self.model.model}, {lengths}{family_note(config or {})}",
-            "encoding": f"{encoding} from {start}",
+            "model": f"{self.model.model}, extended to {target:,} positions",
+            "encoding": f"{self.chosen_encoding} from {start}",
             "method": method,
             "data": data,
-            "held out": self._outline_of_losses(native),
-            "passkeys": self.evaluation.outline_of_passkeys(target),
+            "held out": held_out,
+            "passkeys": scores.outline_of_passkeys(target),
             "RULER": self.ruler.outline(),
         }
 
-    def _outline_of_losses(self, native: trained_rope.TrainedRope | None) -> str:
-        """``native``: the model's own RoPE, as far as it is known."""
-        if not self.data.eval_data:
-            return "nothing"
-        length = self.evaluation.eval_length
-        span = self.evaluation.eval_span
-        scored = f"loss at {length:,} tokens in spans of {span:,}"
-        last_start = (length - 1) // span * span
-        if native is not None and last_start < native.native_length < length:
-            scored += f"; NO SPAN begins past {native.native_length:,}: give a shorter eval_span"
-        return f"{', '.join(self.data.eval_data)}: {scored}"
+    @property
+    def chosen_encoding(self) -> str:
+        """The encoding and its options, for people."""
+        if self.position_options:
+            return f"{self.model.position_encoding} {self.position_options}"
+        return self.model.position_encoding
 
     def problems(self, broken: set[str]) -> Iterator[Problem]:
         other = "model" not in broken and other_family(self.native_config() or {}) is not None
@@ -302,7 +287,7 @@ class ExtensionRecipe(Recipe):
         most = self.data.max_documents
         yield from sources.check_lists(entries, self.data.eval_data, self.data.skip.bad_rows)
         if self.trains:
-            yield from weights.check_steps(entries, self.trainer_value("max_steps"))
+            yield from weights.check_steps(entries, self.trainer.max_steps)
         if most is not None and weights.is_weighted(entries):
             wrong = (
                 "ends the reading of all sources together, and each one in train_data has a weight"
@@ -331,9 +316,7 @@ class ExtensionRecipe(Recipe):
         of_these = [spec for spec in specs if generated.is_generated(spec)]
         if not self.trains or not of_these:
             return
-        yield from generated.check_drawn(
-            self.data.train_data, self.window, self.trainer_value("max_steps")
-        )
+        yield from generated.check_drawn(self.data.train_data, self.window, self.trainer.max_steps)
         method = self.method
         pose = self.data.pose
         if method.chosen.grouped:

@@ -1,4 +1,4 @@
-"""The recipe of ``train_arithmetic.py``: train a new model of any size and encoding on a generated task."""
+"""The recipe of ``train_generated.py``: train a new model of any size and encoding on a generated task."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class GeneratedData(Section):
     max_digits_second: Annotated[int, COMPARED, ArithmeticTask] = Field(DERIVED, ge=1)
     """The same of the second operand; default max_digits."""
     test_digits: Annotated[int, COMPARED, ArithmeticTask] = DERIVED
-    """Digits of the longer operand in tests: the end of the grid of ``tape-ds evaluate arithmetic``, and the length
+    """Digits of the longer operand in tests: the end of the grid of ``tape-ds evaluate generated``, and the length
     that an encoding is made for which must know it beforehand (``randpe``); default twice the trained ones."""
     train_lengths: Annotated[list[int], COMPARED, AddressingTask] = DERIVED
     """Shortest and longest text (see the task for its unit), or one length for both. Required for addressing."""
@@ -48,7 +48,7 @@ class GeneratedData(Section):
     """Tokens that the model is made for (max_position_embeddings); default the longest training sequence."""
     held_out_samples: Annotated[int, FREE, COMPARED] = Field(1000, ge=0, le=100_000)
     """Problems of the trained lengths, kept from training, that are answered afterwards, spread evenly over all pairs
-    of lengths; 0: none. ``tape-ds evaluate arithmetic`` has the grid of longer ones. For a task of addressing, the
+    of lengths; 0: none. ``tape-ds evaluate generated`` has the grid of longer ones. For a task of addressing, the
     sequences of each of its tests."""
 
     @field_validator("task")
@@ -87,7 +87,7 @@ def wrong_trained(task: AddressingTask, given: list[int]) -> str | None:
 class GeneratedRecipe(new_model.NewModelRecipe):
     """A recipe of this launcher."""
 
-    LAUNCHER: ClassVar[str] = TRAINING["arithmetic"]
+    LAUNCHER: ClassVar[str] = TRAINING["generated"]
     DEFAULT: ClassVar[str] = "addition_tiny"
     STAND_INS: ClassVar[Mapping[str, Any]] = {
         **new_model.STAND_INS,
@@ -276,8 +276,8 @@ class GeneratedRecipe(new_model.NewModelRecipe):
     @rule("max_steps", "num_train_epochs")
     def _steps(self) -> Iterator[Problem]:
         # epochs of endless sequences would be no steps at all
-        epochs = self.trainer_value("num_train_epochs") if "num_train_epochs" in self.given else 0
-        if epochs > 0 and self.trainer_value("max_steps") <= 0:
+        epochs = self.trainer.num_train_epochs if "num_train_epochs" in self.given else 0
+        if epochs > 0 and self.trainer.max_steps <= 0:
             wrong = "problems are generated without end"
             yield Problem(
                 "num_train_epochs", epochs, wrong, "leave it out, and give max_steps in its place"

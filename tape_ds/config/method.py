@@ -135,7 +135,7 @@ class MethodSection(Section):
             "processes that share layers have parts of the vocabulary": recipe.scale.tensor_parallel_size
             > 1,
             "torch_compile does not take a second model's tokens": bool(
-                recipe.trainer_value("torch_compile")
+                recipe.trainer.torch_compile
             ),
         }
         if wrong := "; ".join(reason for reason, holds in reasons.items() if holds):
@@ -166,7 +166,7 @@ class MethodSection(Section):
             others = ", ".join(name for name, method in METHODS.items() if _READ_BY[field](method))
             remedy = f"remove it (where a base has it: {field}: null), or method: {others}"
             yield Problem(field, value, f"method = {self.method!r} does not read it", remedy)
-        resumed = recipe.trainer_value("resume_from_checkpoint")
+        resumed = recipe.trainer.resume_from_checkpoint
         # auto: if there is a checkpoint
         if resumed and resumed != "auto" and not recipe.trains:
             wrong = f"method = {self.method!r} takes no steps: there is nothing to resume"

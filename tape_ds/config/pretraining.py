@@ -149,7 +149,7 @@ class PretrainingRecipe(new_model.NewModelRecipe):
         data = self.data
         specs = weights.specs_of(data.train_data)
         # of a stream, the next rule asks for them
-        steps = 1 if data.streaming else self.trainer_value("max_steps")
+        steps = 1 if data.streaming else self.trainer.max_steps
         yield from generated.check_drawn(data.train_data, data.window, steps)
         if data.tokenizer is None and specs and not generated.written_text(specs):
             remedy = "give a folder, a hub id or smollm2; or data that hold text"
@@ -169,15 +169,15 @@ class PretrainingRecipe(new_model.NewModelRecipe):
         data = self.data
         yield from sources.check_lists(data.train_data, data.eval_data, data.skip.bad_rows)
         if not data.streaming:
-            yield from weights.check_steps(data.train_data, self.trainer_value("max_steps"))
+            yield from weights.check_steps(data.train_data, self.trainer.max_steps)
             return
         for spec in weights.specs_of(data.train_data):
             kind = KINDS.get(spec.partition(":")[0])
             if kind is not None and issubclass(kind, TokenSource) and not kind.streamed:
                 wrong = "holds token ids already, and is read from disk anyway"
                 yield Problem("train_data", spec, wrong, "set streaming: false")
-        steps = self.trainer_value("max_steps")
-        workers = self.trainer_value("dataloader_num_workers")
+        steps = self.trainer.max_steps
+        workers = self.trainer.dataloader_num_workers
         if steps <= 0:
             yield Problem(
                 "max_steps", steps, "the length of a stream is unknown", "give the steps to train"

@@ -170,10 +170,6 @@ class Recipe(ABC):
     def outline(self) -> dict[str, str]:
         """Return this kind's part of the plan, as name -> text, for ``--dry_run``."""
 
-    def trainer_value(self, name: str) -> Any:
-        """Return the value of a trainer's field, the cautious one while it is left to the plan."""
-        return self.trainer.value(name)
-
     @property
     def open(self) -> frozenset[str]:
         """Fields that are left to the plan."""
@@ -184,7 +180,7 @@ class Recipe(ABC):
     @property
     def chosen_cpu(self) -> str | None:
         """The setting that makes the run compute on the CPU, as it is written; None without one."""
-        if self.trainer_value("use_cpu"):
+        if self.trainer.use_cpu:
             return "use_cpu: true"
         if os.environ.get("DS_ACCELERATOR") == "cpu":
             return "DS_ACCELERATOR=cpu"
@@ -195,14 +191,14 @@ class Recipe(ABC):
         Raises UserError: they do not fall into groups that work on the same sequences."""
         world = world_size or self.world_size
         raise_if_any(list(check_groups(self.scale, world)))
-        recomputes = self.trainer_value("activation_checkpointing")
+        recomputes = self.trainer.recomputes
         zero = "zero_optimization.offload_"
         return Layout(
             world,
             self.scale.sequence_parallel_size,
             self.scale.tensor_parallel_size,
             zero=None if self.deepspeed is None else deepspeed_config.stage(self.deepspeed),
-            micro_batch=int(self.trainer_value("per_device_train_batch_size")),
+            micro_batch=self.trainer.micro_batch,
             checkpoint_layers=self.memory.checkpoint_layers if recomputes else None,
             offload_checkpoints=self.memory.checkpoint_offload,
             offload_optimizer=deepspeed_config.lookup(
@@ -221,6 +217,27 @@ class Recipe(ABC):
             return self.global_batch_size // (layout.micro_batch * layout.data)
         return 1
 
+    @property
+    def division(self) -> str:
+        """How the sequences of a step are divided, for people."""
+        layout = self.layout()
+        ranks = f"{layout.data} {layout.readers}"
+        return f"{layout.micro_batch} per device x {ranks} x {self.accumulation()} accumulation"
+
+    @property
+    def engine(self) -> str:
+        """The engine and the precision, for people."""
+        if self.deepspeed is None:
+            engine = "no DeepSpeed"
+        else:
+            engine = f"ZeRO-{deepspeed_config.stage(self.deepspeed)}"
+        precision = "fp32"
+        if self.trainer.bf16:
+            precision = "bf16"
+        elif self.trainer.fp16:
+            precision = "fp16"
+        return f"{engine}, {precision}"
+
     def training_arguments(self) -> "TrainingArguments":
         """Return the trainer's arguments; transformers picks the device and starts the process group here. Raises
         UserError: transformers refuses a value on this machine."""
@@ -235,7 +252,7 @@ class Recipe(ABC):
             for name, value in self.trainer.kwargs.items()
             if name not in trainer.COMPILED
         }
-        kwargs["resume_from_checkpoint"] = self.trainer_value("resume_from_checkpoint") or None
+        kwargs["resume_from_checkpoint"] = self.trainer.resume_from_checkpoint or None
         kwargs["gradient_accumulation_steps"] = self.accumulation()
         if self.chosen_cpu is not None or not torch.accelerator.is_available():
             kwargs["use_cpu"] = True
@@ -275,7 +292,7 @@ class Recipe(ABC):
         """Return :meth:`as_dict` as the text of a recipe, with transformers' defaults of everything that has one."""
         # others decide these
         skipped = {"deepspeed", "gradient_accumulation_steps", "num_train_epochs"}
-        values = {name: self.trainer_value(name) for name in trainer.FIELDS if name not in skipped}
+        values = {name: self.trainer.value(name) for name in trainer.FIELDS if name not in skipped}
         trainers = {
             name: value for name, value in values.items() if value is not None
         } | self.trainer.kwargs
@@ -309,7 +326,7 @@ class Recipe(ABC):
         if not self.trains or list(check_groups(self.scale, self.world_size)):
             return
         layout = self.layout()
-        written = self.trainer_value("gradient_accumulation_steps")
+        written = self.trainer.gradient_accumulation_steps
         batch = self.global_batch_size
         each = layout.micro_batch
         shared = each * layout.data
@@ -384,11 +401,11 @@ class Recipe(ABC):
     )
     def _deepspeed(self) -> Iterator[Problem]:
         config = self.deepspeed
-        value = self.trainer_value
+        arguments = self.trainer
         if config is None:
             return
         batch = self.global_batch_size
-        each = value("per_device_train_batch_size")
+        each = arguments.micro_batch
         # the engine counts a sequence once for every process that reads it
         size = self.scale.ways
         if size == 1:
@@ -398,17 +415,17 @@ class Recipe(ABC):
         expected = {
             "train_micro_batch_size_per_gpu": ("per_device_train_batch_size", each),
             "train_batch_size": (counted, batch * size),
-            "gradient_clipping": ("max_grad_norm", value("max_grad_norm")),
-            "bf16.enabled": ("bf16", bool(value("bf16") or value("bf16_full_eval"))),
-            "fp16.enabled": ("fp16", bool(value("fp16") or value("fp16_full_eval"))),
-            "optimizer.params.lr": ("learning_rate", value("learning_rate")),
+            "gradient_clipping": ("max_grad_norm", arguments.max_grad_norm),
+            "bf16.enabled": ("bf16", arguments.bf16 or arguments.bf16_full_eval),
+            "fp16.enabled": ("fp16", arguments.fp16 or arguments.fp16_full_eval),
+            "optimizer.params.lr": ("learning_rate", arguments.learning_rate),
             "optimizer.params.betas": (
                 "[adam_beta1, adam_beta2]",
-                [value("adam_beta1"), value("adam_beta2")],
+                [arguments.adam_beta1, arguments.adam_beta2],
             ),
-            "optimizer.params.eps": ("adam_epsilon", value("adam_epsilon")),
-            "optimizer.params.weight_decay": ("weight_decay", value("weight_decay")),
-            "scheduler.params.warmup_max_lr": ("learning_rate", value("learning_rate")),
+            "optimizer.params.eps": ("adam_epsilon", arguments.adam_epsilon),
+            "optimizer.params.weight_decay": ("weight_decay", arguments.weight_decay),
+            "scheduler.params.warmup_max_lr": ("learning_rate", arguments.learning_rate),
         }
         if (
             not list(check_groups(self.scale, self.world_size))
@@ -429,11 +446,11 @@ class Recipe(ABC):
                     wrong,
                     f'write "auto" in the JSON, or change {field}',
                 )
-        yield from deepspeed_config.check_itself(config, value("lr_scheduler_type"), value("optim"))
+        yield from deepspeed_config.check_itself(
+            config, arguments.lr_scheduler_type, arguments.optim
+        )
 
     @rule("deepspeed", "use_cpu")
     def _sharding(self) -> Iterator[Problem]:
         config = self.deepspeed or {}
-        yield from deepspeed_config.check_sharding(
-            config, self.world_size, self.trainer_value("use_cpu")
-        )
+        yield from deepspeed_config.check_sharding(config, self.world_size, self.trainer.use_cpu)

@@ -70,7 +70,7 @@ class Scale(Section):
                 "it would count a sequence in each process that reads it",
             ),
         ):
-            value = recipe.trainer_value(name)
+            value = getattr(recipe.trainer, name)
             if self.ways > 1 and value and value != trainer.library_default(name):
                 yield Problem(
                     name,

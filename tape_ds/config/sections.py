@@ -13,7 +13,7 @@ from tape_ds import encodings
 from tape_ds.config import deepspeed_config
 from tape_ds.config.command_line import plain
 from tape_ds.config.trainer import RecipeView
-from tape_ds.errors import Problem
+from tape_ds.errors import Problem, UserError
 from tape_ds.fields import COMPARED, FREE, RISKY, Section, Tokens, rule
 
 # fields of several kinds of recipes
@@ -63,9 +63,7 @@ class Memory(Section):
     )
     def _checkpointing(self, recipe: RecipeView) -> Iterator[Problem]:
         for name, default in (("checkpoint_layers", 1), ("checkpoint_offload", False)):
-            if getattr(self, name) != default and not recipe.trainer_value(
-                "activation_checkpointing"
-            ):
+            if getattr(self, name) != default and not recipe.trainer.recomputes:
                 wrong = "nothing is computed again: activation_checkpointing is off"
                 yield Problem(
                     name,
@@ -75,7 +73,7 @@ class Memory(Section):
                 )
         # transformers' own names for the same, which know nothing of position states
         ours = {"every_n_layers": "checkpoint_layers", "offload": "checkpoint_offload"}
-        for key, value in (recipe.trainer_value("activation_checkpointing_kwargs") or {}).items():
+        for key, value in (recipe.trainer.activation_checkpointing_kwargs or {}).items():
             if key in ours:
                 wrong = "this stack has a field for it"
                 yield Problem(
@@ -122,19 +120,19 @@ class Safety(Section):
     @rule()
     def _trainer(self, recipe: RecipeView) -> Iterator[Problem]:
         for name in ("keep_every", "keep_steps"):
-            if (value := getattr(self, name)) and recipe.trainer_value("save_strategy") == "no":
+            if (value := getattr(self, name)) and recipe.trainer.save_strategy == "no":
                 yield Problem(
                     name,
                     value,
                     "save_strategy is no: nothing is saved",
                     f"{name}: null, or save_strategy: steps",
                 )
-        if self.start_anew and (checkpoint := recipe.trainer_value("resume_from_checkpoint")):
+        if self.start_anew and (checkpoint := recipe.trainer.resume_from_checkpoint):
             wrong = f"it removes what resume_from_checkpoint = {checkpoint!r} would resume"
             yield Problem(
                 "start_anew", True, wrong, "start_anew: false, or resume_from_checkpoint: null"
             )
-        if self.spike_action == "skip" and recipe.trainer_value("fp16"):
+        if self.spike_action == "skip" and recipe.trainer.fp16:
             wrong = "fp16's loss scale takes a skipped step for an overflow, and shrinks"
             yield Problem("spike_action", "skip", wrong, "use bf16, or spike_action: warn")
 
@@ -149,12 +147,12 @@ class Averaging(Section):
     @rule("average_last", "max_steps", "save_strategy", "save_steps", "save_total_limit")
     def _saved(self, recipe: RecipeView) -> Iterator[Problem]:
         count = self.average_last
-        limit = recipe.trainer_value("save_total_limit")
+        limit = recipe.trainer.save_total_limit
         if count is None:
             return
         if not recipe.trains:
             yield Problem("average_last", count, "nothing is trained", "remove it")
-        elif recipe.trainer_value("save_strategy") == "no":
+        elif recipe.trainer.save_strategy == "no":
             remedy = "average_last: null, or save_strategy: steps"
             yield Problem("average_last", count, "save_strategy is no: nothing is saved", remedy)
         elif limit is not None and limit < count:
@@ -162,10 +160,8 @@ class Averaging(Section):
             yield Problem(
                 "average_last", count, wrong, f"save_total_limit: {count}, or average_last: null"
             )
-        elif recipe.trainer_value("max_steps") > 0:
-            yield from self.check_saves(
-                recipe.trainer_value("max_steps"), recipe.trainer_value("save_steps")
-            )
+        elif recipe.trainer.max_steps > 0:
+            yield from self.check_saves(recipe.trainer.max_steps, recipe.trainer.save_steps)
 
     def check_saves(self, steps: int, save_steps: float) -> Iterator[Problem]:
         """Yield why a run of ``steps`` steps has too few checkpoints for the mean."""
@@ -199,7 +195,7 @@ class Profile(Section):
 
     @rule("profile_start", "profile_steps", "max_steps")
     def _steps(self, recipe: RecipeView) -> Iterator[Problem]:
-        steps = recipe.trainer_value("max_steps")
+        steps = recipe.trainer.max_steps
         last = self.profile_start + self.profile_steps - 1
         if self.profile and 0 < steps < last:
             wrong = f"with profile_steps = {self.profile_steps} it needs {last} steps, and max_steps = {steps}"
@@ -252,7 +248,7 @@ class Optimization(Section):
     @rule(_RATE, "optim", "deepspeed")
     def _values(self, recipe: RecipeView) -> Iterator[Problem]:
         rate = self.position_learning_rate
-        optim = recipe.trainer_value("optim")
+        optim = recipe.trainer.optim
         number = _factor(rate) if isinstance(rate, str) else rate
         if rate is not None and (number is None or number <= 0):
             wrong = "out of range"
@@ -294,10 +290,11 @@ def _factor(text: str) -> float | None:
 
 def learns(encoding: str, options: Mapping[str, Any]) -> bool:
     """Return whether an encoding has parameters to train; False if its name or options are wrong."""
-    chosen = None
-    if not encodings.check_options(encoding, options):
+    try:
         chosen = encodings.options_of(encoding, options)
-    return chosen is not None and (chosen.learns or chosen.abacus)
+    except UserError:
+        return False
+    return chosen.learns or chosen.abacus
 
 
 def check_trained(optimization: Optimization, trained: bool) -> Iterator[Problem]:

@@ -110,7 +110,7 @@ class TargetWeights(Section):
             and method.distill,
             f"method = {getattr(method, 'method', None)!r} attends within groups, so a target does not attend to all "
             "that is before it": method is not None and method.chosen.grouped,
-            "torch_compile does not take weights": bool(recipe.trainer_value("torch_compile")),
+            "torch_compile does not take weights": bool(recipe.trainer.torch_compile),
             "positions are drawn at random, and the two losses would differ by the draw": self.target_weights
             == "longce"
             and _draws(encoding, getattr(recipe.model, "position_options", {})),

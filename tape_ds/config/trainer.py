@@ -2,8 +2,9 @@
 
 import importlib.util
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 from pydantic import Field
@@ -55,7 +56,12 @@ _Share = Annotated[float, Field(ge=0, lt=1), RISKY]
 _Level = Literal["detail", "debug", "info", "warning", "error", "critical", "passive"]
 
 if TYPE_CHECKING:
-    Library = Section
+
+    class Library(Section):
+        use_cpu: bool
+        bf16_full_eval: bool
+        fp16_full_eval: bool
+
     _Optimizer = str
     _Schedule = str
     _Saving = str
@@ -79,7 +85,7 @@ class RecipeView(Protocol):
     window: int
     trains: bool
     trains_positions: bool
-    trainer_value: Callable[[str], Any]
+    trainer: "Trainer"
 
 
 class Trainer(Library):
@@ -239,6 +245,21 @@ class Trainer(Library):
         return value
 
     @property
+    def micro_batch(self) -> int:
+        """Sequences per process and backward pass."""
+        return int(self.value("per_device_train_batch_size"))
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether the backward computes activations again."""
+        return bool(self.value("activation_checkpointing"))
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the run."""
+        return paths.of(str(self.output_dir))
+
+    @property
     def kwargs(self) -> dict[str, Any]:
         """The arguments that are given or that this stack sets, without ``deepspeed`` and
         ``gradient_accumulation_steps``; transformers has its defaults for the others."""
@@ -335,7 +356,7 @@ class Trainer(Library):
     @rule("resume_from_checkpoint", "output_dir")
     def _folders(self, recipe: RecipeView) -> Iterator[Problem]:
         given = self.resume_from_checkpoint
-        folder = paths.of(str(self.output_dir))
+        folder = self.folder
         yield from check_folder("output_dir", folder)
         if given not in (None, True, False, "auto") and not os.path.isdir(paths.of(str(given))):
             found = (

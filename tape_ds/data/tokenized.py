@@ -26,6 +26,7 @@ from tape_ds.data.prompting import around
 from tape_ds.data.sources import ArrowFolder, Document, Source, TokenSource, parse_all
 from tape_ds.data.sources.arrow import is_prepared
 from tape_ds.errors import UserError, redacted
+from tape_ds.mappings import without
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features
@@ -200,11 +201,8 @@ def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:
     }
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
-        state = json.loads(backend.to_str())
-        # set by the caller
-        for name in ("truncation", "padding"):
-            state.pop(name, None)
-        settings["backend"] = state
+        # the caller sets these
+        settings["backend"] = without(json.loads(backend.to_str()), ("truncation", "padding"))
     else:
         with tempfile.TemporaryDirectory() as folder:
             files = map(Path, sorted(tokenizer.save_vocabulary(folder)))

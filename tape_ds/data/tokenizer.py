@@ -32,6 +32,7 @@ from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.prompting import around
 from tape_ds.data.sources import Source, parse_all
 from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.mappings import without
 from tape_ds.models.files.library_errors import as_message
 from tape_ds.models.loading import model_folder, sentencepiece_tokenizer
 from tape_ds.registration import register
@@ -163,8 +164,7 @@ def save(tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> None:
     tokenizer.save_pretrained(folder)
     path = Path(folder) / "tokenizer_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
-    for local in ("backend", "is_local", "local_files_only"):
-        config.pop(local, None)
+    config = without(config, ("backend", "is_local", "local_files_only"))
     if config["tokenizer_class"] == "TokenizersBackend":
         config["tokenizer_class"] = "PreTrainedTokenizerFast"
         # else token_type_ids too, which generate refuses

@@ -91,7 +91,7 @@ def check_data(identity: Mapping[str, str], rank_sync: RankSync) -> None:
     one machine is not compared.
 
     Args:
-        identity: its part of the run's, see :mod:`tape_ds.training.identity`.
+        identity: the data's part of the run's, see :mod:`tape_ds.training.identity`.
 
     Raises:
         UserError: a machine differs; on all ranks alike.
@@ -99,7 +99,7 @@ def check_data(identity: Mapping[str, str], rank_sync: RankSync) -> None:
     process = process_info.current()
     if process.is_single_node:
         return
-    data = _part_of(identity, "data")
+    data = {name.replace(".", " ", 1): value for name, value in identity.items()}
     record = {
         "machine": process.machine,
         "host": process.host,
@@ -176,15 +176,15 @@ def facts_of(fields: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[str
         "compiler": compiler,
         "recipe": recipe,
         "data": _part_of(identity, "data"),
-        "base": _part_of(identity, "base") | _part_of(identity, "tokenizer"),
+        "base": _part_of(identity, "base", "tokenizer"),
     }
 
 
-def _part_of(identity: Mapping[str, Any], kind: str) -> dict[str, str]:
-    """Return the part of one kind: data.NAME as "data NAME"."""
+def _part_of(identity: Mapping[str, Any], *kinds: str) -> dict[str, str]:
+    """Return the part of these kinds: data.NAME as "data NAME"."""
     part = {}
     for name, value in identity.items():
-        if name.split(".")[0] == kind:
+        if name.split(".")[0] in kinds:
             part[name.replace(".", " ", 1)] = value
     return part
 

@@ -7,7 +7,7 @@ TRAINING = {
     "extend": "extend_llama",
     "pretrain": "pretrain_c4",
     "finetune": "finetune",
-    "arithmetic": "train_arithmetic",
+    "generated": "train_generated",
 }
 """Commands of ``tape-ds`` that train, with the file of ``launchers`` that is the same and that recipes name."""
 SCROLLS = "finetune_scrolls"

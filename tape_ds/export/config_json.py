@@ -19,6 +19,7 @@ from tape_ds import encodings
 from tape_ds.encodings import trained_rope
 from tape_ds.encodings.scaling import yarn_attention
 from tape_ds.engines.forms import own_attention_factor
+from tape_ds.mappings import without
 from tape_ds.models.files.config_file import SHAPES, plain_type
 from tape_ds.models.loading import extendable
 from tape_ds.registration import TYPES
@@ -97,8 +98,6 @@ def _spelled_twice(content: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[
 
 def _read(kind: type[PreTrainedConfig], content: Mapping[str, Any]) -> dict[str, Any]:
     # which adds to what it is given
-    fields: dict[str, Any] = kind.from_dict(copy.deepcopy(dict(content))).to_dict()
+    fields = kind.from_dict(copy.deepcopy(dict(content))).to_dict()
     # a field that the class does not know is kept as an attribute, and read by nothing
-    for name in ("rope_theta", "rope_scaling", _PARTIAL):
-        fields.pop(name, None)
-    return fields
+    return without(fields, ("rope_theta", "rope_scaling", _PARTIAL))

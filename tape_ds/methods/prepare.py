@@ -32,11 +32,14 @@ def prepare_model(name: str, model: nn.Module, settings: Any) -> Trained:
     trains_router = method.trains == "everything" and getattr(settings, "train_router", False)
     for router in decoder.routers(model).values():
         router.requires_grad_(bool(trains_router))
-    if method.trains == "groups":
-        for parameter in map(model.get_parameter, groups.names(model, settings)):
-            parameter.requires_grad_(True)
-    elif method.trains == "adapters":
-        prepared = attach(model, settings)
+    chosen: dict[str, nn.Module] = {}
+    if method.trains in ("groups", "adapters"):
+        chosen = groups.chosen_modules(model, settings)
+    if method.trains == "adapters":
+        prepared = attach(model, settings, list(chosen))
+    else:
+        for module in chosen.values():
+            module.requires_grad_(True)
     if method.grouped:
         use_groups(model, settings.group_tokens)
     names = tuple(_trainable(prepared))
@@ -46,8 +49,8 @@ def prepare_model(name: str, model: nn.Module, settings: Any) -> Trained:
     return Trained(prepared, names)
 
 
-def attach(model: PreTrainedModel, settings: Any) -> nn.Module:
-    """Wrap the model: LoRA on ``lora_targets``, whole copies of the groups that the settings switch on."""
+def attach(model: PreTrainedModel, settings: Any, whole: list[str]) -> nn.Module:
+    """Wrap the model: LoRA on ``lora_targets``, whole copies of the modules at the paths ``whole``."""
     # peft matches targets by suffix, so it is given their full names
     linears = recurrent.linear_maps(model)
     names = set(linears.values())
@@ -57,12 +60,6 @@ def attach(model: PreTrainedModel, settings: Any) -> nn.Module:
             wrong = "no linear layer of this model"
             raise UserError(Problem("lora_targets", target, wrong, did_you_mean(target, names)))
         targets += [path for path, name in linears.items() if name == target]
-    # refuses a group that is on but empty
-    groups.names(model, settings)
-    whole: list[str] = []
-    for switch, modules in groups.modules_by_switch(model).items():
-        if getattr(settings, switch):
-            whole += modules
     config = LoraConfig(
         task_type="CAUSAL_LM",
         r=settings.lora_r,

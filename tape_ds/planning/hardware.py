@@ -189,7 +189,7 @@ GPUS = {
 
 def find(name: str) -> Gpu:
     if name not in GPUS:
-        raise UserError(Problem("gpu", name, "unknown GPU", did_you_mean(name, GPUS)))
+        raise UserError(Problem("--gpu", name, "unknown GPU", did_you_mean(name, GPUS)))
     return GPUS[name]
 
 

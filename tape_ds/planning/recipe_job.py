@@ -36,7 +36,7 @@ from tape_ds.planning.shape import Config, TrainedShape
 def job_of(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
     """Return the question that a checked recipe asks the planner; ``gpu`` None: a CPU."""
     method = recipe.section_of_method
-    sixteen = bool(recipe.trainer_value("bf16") or recipe.trainer_value("fp16"))
+    sixteen = bool(recipe.trainer.bf16 or recipe.trainer.fp16)
 
     trained = TrainedShape.everything()
     if method is not None and method.chosen.trains == "nothing":
@@ -82,7 +82,7 @@ def job_of(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
         width = sizes_of_model.head_size
         columns = width * (2 if sizes_of_model.carried else 1)
         dtype = "float32"
-        if recipe.trainer_value("bf16"):
+        if recipe.trainer.bf16:
             dtype = "bfloat16"
         elif sixteen:
             dtype = "float16"
@@ -99,7 +99,7 @@ def job_of(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
         global_batch=recipe.global_batch_size,
         layout=replace(recipe.layout(world), engine=engine),
         gpu=gpu,
-        steps=max(0, int(recipe.trainer_value("max_steps"))),
+        steps=max(0, int(recipe.trainer.max_steps)),
         element=2 if sixteen else 4,
         state_element={None: None, "float32": 4}.get(getattr(recipe.model, "state_dtype", None), 2),
         fused=gpu is not None and (liger == "on" or (liger == "auto" and there)),
@@ -143,27 +143,30 @@ def settle(recipe: Recipe, config: Config | None, gpu: Gpu | None) -> Recipe:
     """Return the recipe with a value for each field that it leaves open: those of the fastest layout that leaves memory
     to spare; where a run resumes, those that its checkpoint was trained with. ``config`` is None where the model is not
     known, ``gpu`` on a CPU, or for a GPU that the planner does not know."""
-    cautious = _with(recipe, trainer.CAUTIOUS)
-    if not recipe.open or not recipe.trains:
-        if recipe.open:
-            return cautious
+    if not recipe.open:
         return recipe
+    settled = _with(recipe, trainer.CAUTIOUS)
+    if not recipe.trains:
+        return settled
     if (resumed := _resumed(recipe)) is not None:
         folder, values = resumed
-        kept = _with(recipe, values)
-        raise_if_any(list(kept.problems(set())))
-        return _explained(kept, recipe, f"as {folder.name} was trained")
-    if gpu is None or config is None:
-        lacking = "no configuration of the model yet"
-        if gpu is None:
-            lacking = "no GPU that the planner knows"
-        return _explained(cautious, recipe, f"the least memory: there is {lacking} to plan for")
+        settled = _with(recipe, values)
+        raise_if_any(list(settled.problems(set())))
+        reason = f"as {folder.name} was trained"
+    elif gpu is None:
+        reason = "the least memory: there is no GPU that the planner knows to plan for"
+    elif config is None:
+        reason = "the least memory: there is no configuration of the model yet to plan for"
+    else:
+        settled, reason = _fastest(recipe, settled, config, gpu)
+    return replace(settled, layout_choice=f"{_flags(settled, recipe.open)} ({reason})")
+
+
+def _fastest(recipe: Recipe, cautious: Recipe, config: Config, gpu: Gpu) -> tuple[Recipe, str]:
+    """Return the recipe with the fastest layout that leaves memory to spare, ``cautious`` if there is none, and why."""
     before = Plan(job_of(cautious, config, recipe.world_size, gpu))
     if before.job.model.counted:
-        return _explained(
-            cautious, recipe, "the least memory: this model's activations are not known"
-        )
-
+        return cautious, "the least memory: this model's activations are not known"
     free = recipe.open | ({"checkpoint_layers"} - recipe.given)
     for plan in search.fastest(before.job, free):
         layout = plan.job.layout
@@ -177,26 +180,20 @@ def settle(recipe: Recipe, config: Config | None, gpu: Gpu | None) -> Recipe:
         if not list(chosen.problems(set())):
             gain = before.step.all / plan.step.all
             spare = (gpu.memory - plan.memory.peak.total) / GIB
-            speed = f"predicted {gain:.2f}x as fast as {_flags(cautious, recipe)}"
-            return _explained(
-                chosen, recipe, f"the fastest on {gpu.name} with {spare:.1f} GiB to spare; {speed}"
-            )
-    return _explained(
-        cautious,
-        recipe,
-        f"the least memory: no layout leaves {search.SPARE:.1%} of {gpu.name} free",
-    )
+            speed = f"predicted {gain:.2f}x as fast as {_flags(cautious, recipe.open)}"
+            return chosen, f"the fastest on {gpu.name} with {spare:.1f} GiB to spare; {speed}"
+    return cautious, f"the least memory: no layout leaves {search.SPARE:.1%} of {gpu.name} free"
 
 
 def _resumed(recipe: Recipe) -> tuple[Path, dict[str, Any]] | None:
     """Return the checkpoint that a run will resume, by its manifest alone, and its values of the fields; a damaged one
     that :mod:`tape_ds.checkpoint.load` passes over is of the same run."""
-    requested = recipe.trainer_value("resume_from_checkpoint")
+    requested = recipe.trainer.resume_from_checkpoint
     if not requested:
         return None
     folders = [Path(str(requested)).expanduser()]
     if requested in (True, "auto"):
-        folders = checkpoint.numbered(Path(recipe.trainer_value("output_dir")).expanduser())[::-1]
+        folders = checkpoint.numbered(recipe.trainer.folder)[::-1]
     # values of a checkpoint that does not mention them
     unwritten = {
         "activation_checkpointing": False,
@@ -244,15 +241,11 @@ def _with(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
     )
 
 
-def _explained(settled: Recipe, recipe: Recipe, reason: str) -> Recipe:
-    return replace(settled, layout_choice=f"{_flags(settled, recipe)} ({reason})")
-
-
-def _flags(settled: Recipe, recipe: Recipe) -> str:
-    """Return the flags for what ``recipe`` leaves open, which make the run that was settled on."""
+def _flags(settled: Recipe, names: frozenset[str]) -> str:
+    """Return the flags for the fields ``names``, which a recipe left open, that make the run that was settled on."""
     layout = settled.layout()
     flags = layout.flags()
-    names = [name for name in trainer.CAUTIOUS if name in recipe.open]
-    if "activation_checkpointing" in names and layout.checkpoint_layers == "selective":
-        names.append("checkpoint_layers")
-    return " ".join(f"--{name} {flags[name]}" for name in names)
+    shown = [name for name in trainer.CAUTIOUS if name in names]
+    if "activation_checkpointing" in shown and layout.checkpoint_layers == "selective":
+        shown.append("checkpoint_layers")
+    return " ".join(f"--{name} {flags[name]}" for name in shown)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tape_ds.data.generated.task import GeneratedSample, Test, ids_of, label
+from tape_ds.mappings import without
 from tape_ds.scoring import Each, in_turn
 from tape_ds.scoring.losses import bare, decoder_of, evaluating, head_of
 
@@ -131,11 +132,8 @@ class AnswerCount:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "AnswerCount":
-        fields = dict(values)
         # they follow from the others
-        for name in ("share", "interval"):
-            fields.pop(name, None)
-        return cls(**fields)
+        return cls(**without(values, ("share", "interval")))
 
 
 def means(cells: Iterable[Mapping[str, Any]], trained: Sequence[int]) -> dict[str, dict[str, Any]]:

@@ -13,6 +13,7 @@ import numpy as np
 from lm_eval.utils import handle_non_serializable, set_torch_seed
 
 from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.mappings import without
 from tape_ds.markdown_table import markdown_table
 
 if TYPE_CHECKING:
@@ -54,10 +55,9 @@ class LoadedTasks:
         digests = {}
         for name, task in sorted(self.tasks.items()):
             config = task.dump_config()
-            config["metadata"] = dict(config.get("metadata") or {})
             # the documents depend on max_tokens
-            for place in ("config_source", "tokenizer", "max_tokens"):
-                config["metadata"].pop(place, None)
+            depends = ("config_source", "tokenizer", "max_tokens")
+            config["metadata"] = without(config.get("metadata") or {}, depends)
             digest = hashlib.sha256(re.sub(r" at 0x[0-9a-f]+", "", dump(config)).encode())
             documents = list(task.eval_docs)
             # those that are shown decide the prompts as well

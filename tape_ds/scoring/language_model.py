@@ -60,7 +60,7 @@ class HarnessModel(huggingface.HFLM):
         scaling = (getattr(found.config, "rope_parameters", None) or {}).get("rope_type")
         if scaling in ("dynamic", "longrope") and str(batch_size) != "1":
             wrong = f"with {scaling} scaling a text's numbers would depend on the longest text of its batch"
-            raise UserError(Problem("batch_size", batch_size, wrong, "leave it out, or give 1"))
+            raise UserError(Problem("--batch_size", batch_size, wrong, "leave it out, or give 1"))
         # it warns of every model that is an object
         logging.getLogger(huggingface.__name__).setLevel(logging.ERROR)
         self._found = found

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from markupsafe import Markup
 
+from tape_ds.mappings import without
 from tape_ds.numbers import length
 from tape_ds.results import UNTOUCHED, WITHOUT_UPDATES, Result, by_variant
 from tape_ds.scoring import ruler
@@ -210,9 +211,8 @@ def asked_alike(one: Result, other: Result) -> bool:
     """Return whether two evaluations by RULER asked the same questions in the same form."""
 
     def questions(result: Result) -> dict[str, Any]:
-        config = dict(result.config)
         # how many tokens are read at a time changes no question
-        config.pop("chunk", None)
+        config = without(result.config, ["chunk"])
         return config | {"haystack": result.figures.get("haystack"), "seed": result.seed}
 
     return questions(one) == questions(other)

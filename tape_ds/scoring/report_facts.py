@@ -8,6 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from tape_ds.mappings import without
 from tape_ds.numbers import duration, gibibytes
 from tape_ds.scoring.report_columns import KINDS, RUN, Column, Record, Unused
 from tape_ds.scoring.report_parts import HTML, MISSING, number
@@ -109,9 +110,7 @@ def with_unit(name: str, value: Any) -> str:
 def _settings(record: Record) -> dict[str, Any]:
     result = record.result
     model = result.model or {}
-    settings = dict(result.config)
-    for name in LEFT_OUT:
-        settings.pop(name, None)
+    settings = without(result.config, LEFT_OUT)
     # of DeepSpeed's configuration only the ZeRO stage: the rest decides memory and speed
     deepspeed = result.config.get("deepspeed") or {}
     settings |= {

@@ -29,6 +29,7 @@ from tape_ds.distributed import processes
 from tape_ds.distributed.processes import leave_process_group, share_cores
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import Problem, UserError, check_folder, is_main_process, raise_if_any
+from tape_ds.mappings import without
 from tape_ds.resilience.watchdog import Watchdog
 from tape_ds.run_folder import EVALUATION, STACKS, TRAINED
 
@@ -294,10 +295,8 @@ def folder(output: str | None, model: "FoundModel") -> Path:
 
 def _identity(result: results.Result) -> dict[str, Any]:
     """Return what decides a result's figures, by section and name."""
-    model = dict(result.model or {})
     # the folder of a model changes no number
-    for name in ("address", "kind"):
-        model.pop(name, None)
+    model = without(result.model or {}, ("address", "kind"))
     versions = {name: version for name, version in result.versions.items() if name in COMPUTING}
     sections = {"model": model, "config": result.config, "data": result.data, "versions": versions}
     flat = {}

@@ -14,6 +14,7 @@ from tape_ds.config.sections import check_trained, learns
 from tape_ds.encodings import trained_rope
 from tape_ds.errors import Problem, UserError
 from tape_ds.models import decoder_configuration
+from tape_ds.models.files import config_file
 from tape_ds.models.loading import extendable
 from tape_ds.models.loading.extendable import Config
 from tape_ds.targets.base import PLAIN, BaseModel
@@ -72,6 +73,22 @@ class ExtensionTarget(PretrainedTarget[ExtensionRecipe]):
             )
         except UserError as error:
             raise UserError(of_method(recipe, problem) for problem in error.problems) from error
+
+    def outline(self) -> dict[str, str]:
+        recipe = self.recipe
+        native = self.base.rope.native_length
+        target = recipe.model.target_length
+        scores = recipe.evaluation
+        lines = super().outline()
+        lengths = f"{native:,} -> {target:,} positions, x{target / native:g}"
+        note = config_file.family_note(self.base.config.to_dict())
+        lines["model"] = f"{recipe.model.model}, {lengths}{note}"
+        start = trained_rope.described_change(self.base.rope, recipe.rope_parameters, target)
+        lines["encoding"] = f"{recipe.chosen_encoding} from {start}"
+        last_start = (scores.eval_length - 1) // scores.eval_span * scores.eval_span
+        if recipe.data.eval_data and last_start < native < scores.eval_length:
+            lines["held out"] += f"; NO SPAN begins past {native:,}: give a shorter eval_span"
+        return lines
 
 
 def _of_foreign(recipe: ExtensionRecipe, base: BaseModel) -> Iterator[Problem]:

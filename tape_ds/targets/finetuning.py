@@ -43,10 +43,14 @@ class FinetuningTarget(PretrainedTarget[F_co], Generic[F_co]):
     ) -> Config:
         return finetuned(recipe, base, recipe.data.max_tokens)
 
-    def note_of_length(self) -> str | None:
-        return self.recipe.note_of_length(
+    def outline(self) -> dict[str, str]:
+        lines = super().outline()
+        note = self.recipe.note_of_length(
             self.recipe.data.max_tokens, self.config.max_position_embeddings
         )
+        if note is not None:
+            lines["length"] = note
+        return lines
 
 
 class ScrollsTarget(FinetuningTarget[ScrollsRecipe]):

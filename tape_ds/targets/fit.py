@@ -51,14 +51,14 @@ def check_base(recipe: Recipe, base: BaseModel) -> Iterator[Problem]:
     yield from check_model(recipe.scale, base.config)
     if not base.is_foreign:
         return
-    recomputes = recipe.trainer_value("activation_checkpointing")
+    recomputes = recipe.trainer.recomputes
     asked = {
         "liger": recipe.model.liger == "on" and "on",
         "mlp_tiles": recipe.memory.mlp_tiles > 1 and recipe.memory.mlp_tiles,
         "activation_checkpointing": recomputes
         and not decoder_configuration.recomputes(base.config),
         SEQUENCE: recipe.scale.sequence_parallel_size > 1 and recipe.scale.sequence_parallel_size,
-        "torch_compile": recipe.trainer_value("torch_compile")
+        "torch_compile": recipe.trainer.torch_compile
         and decoder_configuration.carries_state(base.config),
     }
     yield from lacking(base, asked)

@@ -73,9 +73,9 @@ class Target(ABC, Generic[R_co]):
         if not is_wrapper and not model_folder.is_converted(self.base.name):
             extendable.check_weights(self.base.name, self.config)
 
-    def note_of_length(self) -> str | None:
-        """Return what a person should know of the lengths of texts and model before a run; None: nothing."""
-        return None
+    def outline(self) -> dict[str, str]:
+        """Return the recipe's part of the plan, with what its base says."""
+        return self.recipe.outline()
 
     def fingerprints(self, *, held_out: bool = False) -> dict[str, str]:
         """Return the fingerprint of each source of training data, with ``held_out`` of evaluation data too, by spec."""

@@ -190,8 +190,8 @@ class CompileModel(TrainerCallback):
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         line = compile_model(
             kwargs["model"],
-            backend=self.recipe.trainer_value("torch_compile_backend"),
-            mode=self.recipe.trainer_value("torch_compile_mode"),
+            backend=self.recipe.trainer.torch_compile_backend,
+            mode=self.recipe.trainer.torch_compile_mode,
         )
         if state.is_world_process_zero:
             say(line)

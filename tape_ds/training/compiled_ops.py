@@ -22,7 +22,6 @@ import psutil
 from torch.utils import cpp_extension
 
 from tape_ds.config import deepspeed_config
-from tape_ds.config.recipe import Recipe
 from tape_ds.errors import Problem, UserError, is_main_process
 from tape_ds.training.environment import say
 
@@ -108,10 +107,10 @@ def needed(config: Mapping[str, Any] | None) -> list[CompiledOp]:
     return found
 
 
-def outline(recipe: Recipe) -> str | None:
+def outline(config: Mapping[str, Any] | None) -> str | None:
     """Return what a run compiles at its start, for people; None if nothing."""
     parts = []
-    for each in needed(recipe.deepspeed):
+    for each in needed(config):
         tools = "a C++ compiler and ninja"
         if each.name in _ON_A_GPU:
             tools = "a C++ compiler, ninja and, on GPUs, nvcc"
@@ -127,10 +126,10 @@ def outline(recipe: Recipe) -> str | None:
     return "; ".join(parts) or None
 
 
-def check(recipe: Recipe) -> list[Problem]:
+def check(config: Mapping[str, Any] | None) -> list[Problem]:
     """Check that this machine has what compiling takes."""
     found = []
-    for each in needed(recipe.deepspeed) if not recipe.elsewhere else ():
+    for each in needed(config):
         try:
             if each.is_installed() or each.is_compiled():
                 continue
@@ -165,14 +164,14 @@ def _lacking(extension: CompiledOp) -> str | None:
     return None
 
 
-def compile_all(recipe: Recipe) -> None:
+def compile_all(config: Mapping[str, Any] | None) -> None:
     """Compile what a run needs and this machine does not have yet; every process calls it, before it has anything to
     lose.
 
     Raises:
         UserError: the compiler fails.
     """
-    for each in needed(recipe.deepspeed):
+    for each in needed(config):
         if each.is_installed():
             continue
         folder = each.folder()

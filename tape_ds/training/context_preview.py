@@ -140,7 +140,7 @@ def _generated(
     form = RetrievalForm(recipe.window, pose, reading.packing == "single", reading.attend_across)
     writer = DocumentWriter(replace(source.options, text=None), tokenizer, None, None)
     sequences = RetrievalSequences(
-        source, writer, form, samples=SEQUENCES, seed=recipe.trainer_value("seed")
+        source, writer, form, samples=SEQUENCES, seed=recipe.trainer.seed
     )
     yield from (sequences[index] for index in range(SEQUENCES))
 

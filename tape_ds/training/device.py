@@ -18,7 +18,7 @@ LARGEST = 1e9
 
 
 def why_cpu(recipe: Recipe) -> str | None:
-    if installation.FOUND_NO_GPU in os.environ and not recipe.trainer_value("use_cpu"):
+    if installation.FOUND_NO_GPU in os.environ and not recipe.trainer.use_cpu:
         return NO_GPU
     if recipe.chosen_cpu is not None:
         return recipe.chosen_cpu
@@ -41,7 +41,7 @@ def describe(recipe: Recipe) -> str:
     processes = "1 process" if world == 1 else f"{world} processes"
     if (why := why_cpu(recipe)) is not None:
         line = f"{processes} on the CPU ({why})"
-        if recipe.trainer_value("bf16") and not cpu_multiplies_bf16():
+        if recipe.trainer.bf16 and not cpu_multiplies_bf16():
             line += "; it has no instructions for bf16: with --no_bf16 its matrix products are several times faster"
         return line
     kind = str(torch.accelerator.current_accelerator())
@@ -62,10 +62,11 @@ def check(recipe: Recipe, config: "shape.Config | None") -> list[Problem]:
     """Return why a run cannot, or should not, start on the CPU; of the latter nothing where it has a GPU, where the CPU
     was chosen (``allow_cpu``, ``use_cpu``, ``DS_ACCELERATOR=cpu``), and for models that are small or not known yet
     (None)."""
-    if recipe.trains and recipe.trainer_value("fp16") and why_cpu(recipe) is not None:
+    reason = why_cpu(recipe)
+    if recipe.trains and recipe.trainer.fp16 and reason is not None:
         wrong = "neither DeepSpeed nor transformers trains in fp16 on a CPU"
         return [Problem("fp16", True, wrong, "give --no_fp16 --bf16")]
-    if recipe.memory.allow_cpu or why_cpu(recipe) != NO_GPU:
+    if recipe.memory.allow_cpu or reason != NO_GPU:
         return []
     remedy = "see `nvidia-smi`, and that python -c 'import torch; print(torch.cuda.is_available())' says True; or"
     asked = stopping.launcher_option("--num_gpus")

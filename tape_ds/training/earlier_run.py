@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tape_ds import checkpoint, paths, run_folder
+from tape_ds import checkpoint, run_folder
 from tape_ds.config.recipe import Recipe
 from tape_ds.errors import Problem
+from tape_ds.numbers import some
 from tape_ds.resilience import run_lock
 from tape_ds.training import identity
 
@@ -149,12 +150,7 @@ def check_new_start(found: EarlierRun, *, start_anew: bool, trains: bool) -> lis
             name for name in blocking if name not in named and name.partition("/")[0] not in named
         ]
     if blocking:
-        more = ""
-        if len(blocking) > SHOWN:
-            more = f" and {len(blocking) - SHOWN} more"
-        wrong = (
-            f"it holds what no run is known to have written: {', '.join(blocking[:SHOWN])}{more}"
-        )
+        wrong = f"it holds what no run is known to have written: {some(blocking, SHOWN)}"
         remedy = "move that out of this folder, or give another output_dir"
         problems.append(Problem("output_dir", place, wrong, remedy))
     if found.holds_something and not start_anew:
@@ -176,9 +172,9 @@ def check_folder(recipe: Recipe, *, others_only: bool = False) -> list[Problem]:
     or an earlier one's files are. A resumed run compares its identity later, of which its data are a part.
     ``others_only``: a run of this process is none.
     """
-    output = paths.of(str(recipe.trainer_value("output_dir")))
+    output = recipe.trainer.folder
     taken = run_lock.refuse(output, others_only=others_only)
-    if taken or recipe.trainer_value("resume_from_checkpoint"):
+    if taken or recipe.trainer.resume_from_checkpoint:
         return taken
     return check_new_start(look(output), start_anew=recipe.safety.start_anew, trains=recipe.trains)
 

@@ -13,7 +13,7 @@ from tape_ds.config.recipe import Recipe
 from tape_ds.distributed import distributed_map, rendezvous
 from tape_ds.distributed.processes import leave_process_group
 from tape_ds.distributed.rank_sync import RankSync
-from tape_ds.errors import UserError, collecting, raise_if_any
+from tape_ds.errors import UserError, raised_together
 from tape_ds.exit_codes import ExitCode
 from tape_ds.resilience import run_lock, stopping
 from tape_ds.resilience.guards import StoppedByGuard
@@ -29,23 +29,22 @@ from tape_ds.training.runs import assembly
 def launch(recipe: Recipe) -> int:
     """Find the model that a recipe trains, assemble the run and carry it out; returns the exit code. Once the model is
     found, signals end the run in order, and so does the launcher's death."""
-    problems = library_checks.check(recipe)
-    with collecting(problems):
+    with raised_together() as problems:
+        problems += library_checks.check(recipe)
         target = find_target(recipe)
         # before a base is downloaded: a large model is not trained on a CPU by mistake
         problems += device.check(target.recipe, target.config)
-    raise_if_any(problems)
     expand_segments(recipe.memory.expandable_segments)
     if recipe.trains:
         # minutes, in which a signal ends the process at once
-        compiled_ops.compile_all(recipe)
+        compiled_ops.compile_all(recipe.deepspeed)
     stop = StopRequest()
     stop.listen()
     stopping.watch_launcher(stop)
     # nothing is lost there, and others may never come
     rendezvous.leave_when(lambda: stop.reason)
     stopping.tolerate_lost_terminal()
-    output = Path(recipe.trainer_value("output_dir")).expanduser()
+    output = recipe.trainer.folder
     try:
         prepared = assembly.assemble(target)
     except UserError:

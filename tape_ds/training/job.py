@@ -65,7 +65,7 @@ def join(target: Target[R_co], fetched: FetchedModel) -> TrainingJob[R_co]:
     recipe = target.recipe
     decides = identity.collect(recipe, fetched)
     # before a process group is made
-    comparison.check(recipe.as_dict(), decides, recipe.trainer_value("ddp_timeout"))
+    comparison.check(recipe.as_dict(), decides, recipe.trainer.ddp_timeout)
     arguments = recipe.training_arguments()
     join_process_group(arguments)
     rank_sync = RankSync()
@@ -76,7 +76,7 @@ def join(target: Target[R_co], fetched: FetchedModel) -> TrainingJob[R_co]:
 
     resumed = None
     if recipe.trains:
-        resumed = load.choose(recipe.trainer_value("resume_from_checkpoint"), output, rank_sync)
+        resumed = load.choose(recipe.trainer.resume_from_checkpoint, output, rank_sync)
         stage = None
         if recipe.deepspeed is not None:
             stage = deepspeed_config.stage(recipe.deepspeed)
@@ -119,7 +119,7 @@ def _require_own_folder(job: TrainingJob[Recipe]) -> None:
     resumed = job.resumed
     if resumed is not None and resumed.folder.resolve().parent == output.resolve():
         return  # whether it is this run's is the manifest's question
-    is_auto = recipe.trainer_value("resume_from_checkpoint") == load.AUTO
+    is_auto = recipe.trainer.resume_from_checkpoint == load.AUTO
     problems: list[Problem] = []
     ended: str | None = None
     if rank_sync.rank == 0:
@@ -188,7 +188,7 @@ def _require_same_run(job: TrainingJob[Recipe], resumed: load.Resumed) -> None:
     )
     same = all(difference.name == identity.COMMIT for difference in found)
     ended = rank_sync.first(read_marker(job.output / FINISHED) if same else None)
-    if recipe.trainer_value("resume_from_checkpoint") == load.AUTO and ended is not None:
+    if recipe.trainer.resume_from_checkpoint == load.AUTO and ended is not None:
         raise NothingToDo(f"{job.arguments.output_dir}: finished already, at step {ended['step']}")
     if rank_sync.rank == 0:
         for line in load.describe(resumed, found):

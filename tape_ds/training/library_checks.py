@@ -39,11 +39,11 @@ def check(recipe: Recipe) -> list[Problem]:
     if not recipe.trains:
         return []
     found = []
-    name = recipe.trainer_value("optim")
-    given = recipe.trainer_value("optim_args")
+    name = recipe.trainer.optim
+    given = recipe.trainer.optim_args
     if not name.startswith(_NEED_THE_MODEL) and "optimizer" not in (recipe.deepspeed or {}):
         try:
-            kind, settings = _optimizer_of(recipe, name, given)
+            kind, settings = _optimizer_of(recipe, given)
             kind([torch.nn.Parameter(torch.zeros(2, 2))], **settings)
         except Exception as error:  # as of a schedule
             lacking = isinstance(error, ImportError) or "install" in str(error)
@@ -57,34 +57,33 @@ def check(recipe: Recipe) -> list[Problem]:
             each = given.split(",") if given else []
             # transformers passes over what it does not know
             for index, argument in enumerate(each):
-                if _optimizer_of(recipe, name, ",".join(each[:index] + each[index + 1 :])) == (
-                    kind,
-                    settings,
-                ):
+                others = ",".join(each[:index] + each[index + 1 :])
+                if _optimizer_of(recipe, others) == (kind, settings):
                     found.append(
                         Problem("optim_args", argument, f"changes nothing of {name}", "remove it")
                     )
 
-    backend = recipe.trainer_value("torch_compile_backend")
-    mode = recipe.trainer_value("torch_compile_mode")
+    backend = recipe.trainer.torch_compile_backend
+    mode = recipe.trainer.torch_compile_mode
     if backend is not None and backend.upper() not in DynamoBackend.__members__:
         remedy = did_you_mean(backend, [each.lower() for each in DynamoBackend.__members__])
         found.append(Problem("torch_compile_backend", backend, "unknown", remedy))
     if mode is not None and mode not in (known := _inductor.list_mode_options()):
         found.append(Problem("torch_compile_mode", mode, "unknown", did_you_mean(mode, known)))
-    if recipe.trainer_value("torch_compile") and deepspeed_config.stage(recipe.deepspeed) == 3:
+    if recipe.trainer.torch_compile and deepspeed_config.stage(recipe.deepspeed) == 3:
         wrong = "with ZeRO-3, which gathers parameters while a block computes"
         found.append(
             Problem("torch_compile", True, wrong, "use deepspeed: zero1 or zero2; or remove it")
         )
-    if not recipe.trainer_value("torch_compile"):
+    if not recipe.trainer.torch_compile:
         unread = {"torch_compile_backend": backend, "torch_compile_mode": mode}
-        for field, value in unread.items():
-            if value is not None:
+        for setting, given_value in unread.items():
+            if given_value is not None:
                 wrong = "is not read without torch_compile"
-                found.append(Problem(field, value, wrong, "add torch_compile: true, or remove it"))
-    options = recipe.trainer_value("activation_checkpointing_kwargs")
-    if options and recipe.trainer_value("activation_checkpointing"):
+                remedy = "add torch_compile: true, or remove it"
+                found.append(Problem(setting, given_value, wrong, remedy))
+    options = recipe.trainer.activation_checkpointing_kwargs
+    if options and recipe.trainer.recomputes:
         try:
             checkpoint(
                 torch.nn.Identity(),
@@ -98,25 +97,21 @@ def check(recipe: Recipe) -> list[Problem]:
     # a plan for another machine knows nothing of its GPUs
     if not recipe.elsewhere:
         on_gpu = recipe.chosen_cpu is None and is_torch_cuda_available()
-        if recipe.trainer_value("tf32") and not is_torch_tf32_available():
+        if recipe.trainer.tf32 and not is_torch_tf32_available():
             found.append(
                 Problem(
                     "tf32", True, "there is no GPU here that has it (Ampere or newer)", "remove it"
                 )
             )
-        if (
-            recipe.trainer_value("torch_compile")
-            and on_gpu
-            and (reason := jit.no_compiler()) is not None
-        ):
+        if recipe.trainer.torch_compile and on_gpu and (reason := jit.no_compiler()) is not None:
             found.append(
                 Problem("torch_compile", True, reason, "install it, or remove torch_compile")
             )
-        if recipe.trainer_value("bf16") and on_gpu and not is_torch_bf16_gpu_available():
+        if recipe.trainer.bf16 and on_gpu and not is_torch_bf16_gpu_available():
             wrong = "the GPU here does not have it (Ampere or newer)"
             found.append(Problem("bf16", True, wrong, "give fp16: true instead"))
-    found += compiled_ops.check(recipe)
-    steps = recipe.trainer_value("max_steps")
+        found += compiled_ops.check(recipe.deepspeed)
+    steps = recipe.trainer.max_steps
     return found + check_schedule(recipe, steps if steps > 0 else UNKNOWN)
 
 
@@ -132,9 +127,9 @@ def check_schedule(recipe: Recipe, steps: int) -> list[Problem]:
     """Check that the schedule of a run of ``steps`` steps can be built, and gives rates from 0 to learning_rate."""
     if "scheduler" in (recipe.deepspeed or {}):
         return []
-    name = recipe.trainer_value("lr_scheduler_type")
-    given = recipe.trainer_value("lr_scheduler_kwargs") or {}
-    warmup = warmup_steps(recipe.trainer_value("warmup_steps"), steps)
+    name = recipe.trainer.lr_scheduler_type
+    given = recipe.trainer.lr_scheduler_kwargs or {}
+    warmup = warmup_steps(recipe.trainer.warmup_steps, steps)
     parameters = inspect.signature(TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(name)]).parameters
     takes = parameters.keys() - {
         "optimizer",
@@ -161,7 +156,7 @@ def check_schedule(recipe: Recipe, steps: int) -> list[Problem]:
         return found
     try:
         optimizer = torch.optim.SGD(
-            [torch.nn.Parameter(torch.zeros(1))], lr=recipe.trainer_value("learning_rate")
+            [torch.nn.Parameter(torch.zeros(1))], lr=recipe.trainer.learning_rate
         )
         schedule: Any = get_scheduler(name, optimizer, warmup, steps, given)
         spread = range(0, steps, -(-steps // LOOKED_AT))
@@ -193,9 +188,9 @@ def check_schedule(recipe: Recipe, steps: int) -> list[Problem]:
     return []
 
 
-def _optimizer_of(recipe: Recipe, name: str, given: str | None) -> tuple[Any, dict[str, Any]]:
-    arguments: Any = Namespace(**{field: recipe.trainer_value(field) for field in trainer.FIELDS})
-    arguments.optim = OptimizerNames(name)
+def _optimizer_of(recipe: Recipe, given: str | None) -> tuple[Any, dict[str, Any]]:
+    arguments: Any = Namespace(**{field: recipe.trainer.value(field) for field in trainer.FIELDS})
+    arguments.optim = OptimizerNames(recipe.trainer.optim)
     arguments.optim_args = given
     kind, settings = Trainer.get_optimizer_cls_and_kwargs(arguments)
     return kind, dict(settings)

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from tape_ds import results
-from tape_ds.config import deepspeed_config
 from tape_ds.data.mix import MixedSequences
 from tape_ds.data.sources.weights import percent
 from tape_ds.errors import redacted
@@ -43,15 +42,18 @@ def begin(run: Run) -> results.Result:
     rows |= hybrids.lines(run.config)
     if run.data.bad_rows.problems:
         rows["left out"] = str(run.data.bad_rows)
-    rows["batch"] = _batch(run)
+    rows["batch"] = run.batch
     rows["steps"] = f"{run.steps:,}, seed {arguments.seed}"
     if run.names:
         rows["rates"] = run.rates
-    rows |= weighting(run)
-    rows |= averages(run)
+    rows |= run.target_weights
+    if recipe.averaging.average_last:
+        count = recipe.averaging.average_last
+        rows["average"] = f"the trained weights are the mean of the last {count} checkpoints"
     if recipe.layout_choice:
         rows["layout"] = recipe.layout_choice
-    rows["engine"] = _engine(run)
+    checkpointing = "on" if arguments.gradient_checkpointing else "off"
+    rows["engine"] = f"{recipe.engine}, checkpointing {checkpointing}"
     rows["device"] = device.describe(recipe)
     rows["memory"] = run.plan.summary()
     rows["results"] = str(run.output)
@@ -63,55 +65,6 @@ def begin(run: Run) -> results.Result:
         data=run.job.target.fingerprints(held_out=True),
         processes=arguments.world_size,
     )
-
-
-def _batch(run: Run) -> str:
-    recipe = run.recipe
-    arguments = run.arguments
-    layout = recipe.layout(arguments.world_size)
-    tokens = f"{run.most_tokens:,} tokens"
-    if run.mean_tokens != run.most_tokens:
-        tokens = f"{run.mean_tokens:,} tokens in the mean (at most {run.most_tokens:,})"
-    micro_batches = (
-        f"{arguments.per_device_train_batch_size} per device x {layout.data} {layout.readers}"
-    )
-    steps = f"{arguments.gradient_accumulation_steps} accumulation"
-    whole = (
-        f"{recipe.global_batch_size} sequences x {tokens} = {run.tokens_per_step:,} tokens a step"
-    )
-    return f"{whole} ({micro_batches} x {steps})"
-
-
-def _engine(run: Run) -> str:
-    arguments = run.arguments
-    engine = "no DeepSpeed"
-    if arguments.deepspeed:
-        engine = f"ZeRO-{deepspeed_config.stage(run.recipe.deepspeed)}"
-    precision = "fp32"
-    if arguments.bf16:
-        precision = "bf16"
-    elif arguments.fp16:
-        precision = "fp16"
-    checkpointing = "on" if arguments.gradient_checkpointing else "off"
-    return f"{engine}, {precision}, checkpointing {checkpointing}"
-
-
-def weighting(run: Run) -> dict[str, str]:
-    """Return lines about the weights of targets; none where all count the same."""
-    chosen = run.recipe.weighting
-    if chosen.target_weights == "equal":
-        return {}
-    lines = {"target weights": chosen.outline(run.recipe.window)}
-    if run.exact_weights is not None:
-        lines["left context"] = str(run.exact_weights)
-    return lines
-
-
-def averages(run: Run) -> dict[str, str]:
-    count = run.recipe.averaging.average_last
-    if not count:
-        return {}
-    return {"average": f"the trained weights are the mean of the last {count} checkpoints"}
 
 
 def conclude(run: Run, trainer: TapeTrainer, started: results.Result) -> None:

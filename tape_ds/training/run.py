@@ -197,6 +197,34 @@ class Run(ABC, Generic[R, D]):
             for group in groups
         )
 
+    @property
+    def batch(self) -> str:
+        """A line on the sequences and tokens of a step, and how they are divided."""
+        tokens = f"{self.most_tokens:,} tokens"
+        if self.mean_tokens != self.most_tokens:
+            tokens = f"{self.mean_tokens:,} tokens in the mean (at most {self.most_tokens:,})"
+        whole = f"{tokens} = {self.tokens_per_step:,} tokens a step"
+        return f"{self.recipe.global_batch_size} sequences x {whole} ({self.recipe.division})"
+
+    @property
+    def target_weights(self) -> dict[str, str]:
+        """Lines about the weights of targets, by name; none where all count the same."""
+        chosen = self.recipe.weighting
+        if chosen.target_weights == "equal":
+            return {}
+        lines = {"target weights": chosen.outline(self.recipe.window)}
+        if self.exact_weights is not None:
+            lines["left context"] = str(self.exact_weights)
+        return lines
+
+    @property
+    def new_model(self) -> str:
+        """A line on the sizes of a model that is trained from nothing."""
+        config = self.config
+        millions = self.parameter_counts[0] / 1e6
+        layers = f"{config.num_hidden_layers} layers of {config.hidden_size:,}"
+        return f"new, {millions:,.1f} M parameters, {layers}, {config.num_attention_heads} heads"
+
 
 def measure_weights(recipe: Recipe, sequences: RunSamples) -> ExactWeights | None:
     """Return the weights of targets by their left context, measured on a run's first sequences; None where all count
@@ -236,15 +264,11 @@ def weights_dtype(arguments: TrainingArguments, trains: bool = True) -> torch.dt
 
 def sample_count(recipe: Recipe, sequences: int) -> int:
     """Return samples that the run consumes: of its steps, or of its epochs over ``sequences``, in whole steps."""
-    steps = recipe.trainer_value("max_steps")
+    steps = recipe.trainer.max_steps
     if steps <= 0:
-        steps = math.ceil(
-            recipe.trainer_value("num_train_epochs") * sequences / recipe.global_batch_size
-        )
+        steps = math.ceil(recipe.trainer.num_train_epochs * sequences / recipe.global_batch_size)
         problems = library_checks.check_schedule(recipe, steps) if steps else []
-        raise_if_any(
-            [*problems, *recipe.averaging.check_saves(steps, recipe.trainer_value("save_steps"))]
-        )
+        raise_if_any([*problems, *recipe.averaging.check_saves(steps, recipe.trainer.save_steps)])
     return int(steps * recipe.global_batch_size)
 
 
@@ -299,7 +323,7 @@ def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
     # callbacks run in this order: weights are saved before anything that could still fail
     if run.names:
         trainer.add_callback(ApplyMemorySavings(recipe.memory))
-        if recipe.trainer_value("torch_compile"):
+        if recipe.trainer.torch_compile:
             trainer.add_callback(CompileModel(recipe))
     if recipe.profile.profile:
         trainer.add_callback(StepProfiler(trainer, recipe.profile, output))

@@ -7,5 +7,5 @@ from tape_ds.config.loading import load
 
 extension, pretraining, chat, scrolls, generated = (
     partial(load, kind=kinds.KINDS[name])
-    for name in ("extend_llama", "pretrain_c4", "finetune", "finetune_scrolls", "train_arithmetic")
+    for name in ("extend_llama", "pretrain_c4", "finetune", "finetune_scrolls", "train_generated")
 )

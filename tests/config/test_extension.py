@@ -9,6 +9,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, GPTNeoXConfig, GPTNeoX
 from tape_ds.config.extension import check_against_model
 from tape_ds.data.pose import Pose
 from tape_ds.targets.extension import position_options
+from tape_ds.targets.find import known_target
 from tests.config.helpers import problems_of, write
 from tests.config.loads import extension as load
 from tests.data.conftest import build_tokenizer
@@ -340,7 +341,7 @@ def test_lengths_of_any_decoder_are_checked_before_it_loads(tmp_path):
     )
     assert (
         "1 of its 2 layers see no further back than 32 tokens"
-        in load(["--recipe", good, *words]).outline()["model"]
+        in known_target(load(["--recipe", good, *words])).outline()["model"]
     )
     found, _ = problems_of("--recipe", good, *words, "--window", "1k")
     assert found["window"].wrong == "longer than target_length = 512"

@@ -23,7 +23,7 @@ LOAD = {
     "finetune": loads.chat,
     "finetune_scrolls": loads.scrolls,
     "pretrain_c4": loads.pretraining,
-    "train_arithmetic": loads.generated,
+    "train_generated": loads.generated,
 }
 KINDS = {
     "unknown field": "unknown",

@@ -52,7 +52,7 @@ def test_a_wrong_field_silences_only_what_reads_it():
 def test_every_kind_has_a_default_recipe_whose_plan_is_shown(kind, tmp_path):
     """It needs nothing but what is installed, and looking writes nothing."""
     recipe = load_recipe([], kind=kind)
-    assert recipe.trainer_value("output_dir") in dry_run.describe(recipe)
+    assert recipe.trainer.output_dir in dry_run.describe(recipe)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -6,13 +6,14 @@ import pytest
 
 from tape_ds.config.scale import Scale
 from tape_ds.config.sections import Memory
+from tape_ds.config.trainer import Trainer
 from tape_ds.fields import run_rules
 
 
 def problems(section=None, window=64, shared_by=1, **trainer):
-    values = {"activation_checkpointing": True} | trainer
+    trainer = Trainer.build({"activation_checkpointing": True} | trainer)
     scale = Scale(sequence_parallel_size=shared_by)
-    recipe = SimpleNamespace(scale=scale, window=window, trainer_value=values.get)
+    recipe = SimpleNamespace(scale=scale, window=window, trainer=trainer)
     return {
         problem.field: str(problem) for problem in run_rules(section or Memory(), set(), recipe)
     }

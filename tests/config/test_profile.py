@@ -5,11 +5,12 @@ from types import SimpleNamespace
 import pytest
 
 from tape_ds.config.sections import Profile
+from tape_ds.config.trainer import Trainer
 from tape_ds.fields import run_rules
 
 
 def problems(max_steps=10, world_size=2, **fields):
-    recipe = SimpleNamespace(trainer_value={"max_steps": max_steps}.get, world_size=world_size)
+    recipe = SimpleNamespace(trainer=Trainer(max_steps=max_steps), world_size=world_size)
     given = {"profile": True} | fields
     wrong = Profile.check(given) or run_rules(Profile(**given), set(), recipe)
     return {problem.field for problem in wrong}

@@ -76,15 +76,13 @@ def test_a_checkpoint_that_is_not_there_names_those_that_are(tmp_path):
 
 def test_resuming_takes_true_or_a_path(tmp_path):
     assert (
-        load(["--recipe", write(), "--resume_from_checkpoint"]).trainer_value(
-            "resume_from_checkpoint"
-        )
+        load(["--recipe", write(), "--resume_from_checkpoint"]).trainer.resume_from_checkpoint
         is True
     )
-    assert load(["--recipe", write()]).trainer_value("resume_from_checkpoint") is None
+    assert load(["--recipe", write()]).trainer.resume_from_checkpoint is None
     (tmp_path / "checkpoint-3").mkdir()
     recipe = load(["--recipe", write(resume_from_checkpoint="checkpoint-3")])
-    assert recipe.trainer_value("resume_from_checkpoint") == "checkpoint-3"
+    assert recipe.trainer.resume_from_checkpoint == "checkpoint-3"
 
 
 def test_what_is_left_to_the_plan_is_written_as_it_was():

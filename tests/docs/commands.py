@@ -51,7 +51,7 @@ WORK = {
     ),
 }
 PAST = re.compile(
-    r"tools/compare_(methods|encodings|arithmetic|addressing)\.py|tools\.(reproduce|stability|visualise|flops)\b|tools/flops\.py"
+    r"tools/compare_(methods|encodings|arithmetic|addressing)\.py|tools\.(reproduce|stability|visualise|flops)\b|tools/flops\.py|launchers/train_arithmetic\.py"
 )
 """Programs of stored results that exist only at the results' commit."""
 NOT_HERE = re.compile(

@@ -135,16 +135,16 @@ RATES = {
 @pytest.mark.parametrize("name", RATES)
 def test_the_rates_of_extending_are_the_recipes(name):
     recipe = loads.extension(["--recipe", name], elsewhere=True)
-    value = recipe.trainer_value
-    assert (value("learning_rate"), recipe.global_batch_size, value("max_steps")) == RATES[name]
+    trainer = recipe.trainer
+    assert (trainer.learning_rate, recipe.global_batch_size, trainer.max_steps) == RATES[name]
 
 
 def test_the_settings_of_scrolls_are_the_recipes():
-    value = loads.scrolls(
+    trainer = loads.scrolls(
         ["--recipe", "scrolls/qasper", "--model", "smollm2"], elsewhere=True
-    ).trainer_value
+    ).trainer
     found = [
-        value(name)
+        getattr(trainer, name)
         for name in ("max_steps", "learning_rate", "warmup_steps", "weight_decay", "seed", "bf16")
     ]
     assert found == [1000, 1e-5, 0.1, 0.01, 2024, True]

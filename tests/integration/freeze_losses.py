@@ -102,7 +102,7 @@ LAUNCHERS: dict[str, dict[str, Any]] = {
         "force": "true",  # sequences are longer than the model was made for
         "eval_examples": 0,
     },
-    "train_arithmetic": {**NEW_MODEL, "task": "addition", "max_digits": 2, "held_out_samples": 8},
+    "train_generated": {**NEW_MODEL, "task": "addition", "max_digits": 2, "held_out_samples": 8},
 }
 NAMES = [f"{launcher}-{sharing}" for launcher in LAUNCHERS for sharing in SHARING]
 

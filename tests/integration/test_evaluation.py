@@ -13,7 +13,7 @@ from lm_eval.tasks import TaskManager
 
 from tape_ds import TapeConfig, TapeForCausalLM, results
 from tape_ds.cli import export
-from tape_ds.cli.evaluate import arithmetic, harness, passkey, perplexity
+from tape_ds.cli.evaluate import generated, harness, passkey, perplexity
 from tape_ds.data.generated import TASKS
 from tape_ds.data.generated.task import tokenizer_of
 from tests.integration.conftest import ROOT, forked, start
@@ -62,7 +62,7 @@ def words(request, tiny, own, tmp_path, monkeypatch):
     torch.manual_seed(0)
     tiny_model(encoding="tape", vocab_size=19, eos_token_id=3).save_pretrained(tmp_path / "model")
     tokenizer_of(TASKS["addition"]).save_pretrained(tmp_path / "model")
-    return ["arithmetic", str(tmp_path / "model"), *GRID]
+    return ["generated", str(tmp_path / "model"), *GRID]
 
 
 def figures(folder):
@@ -74,12 +74,12 @@ def figures(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", ["perplexity", "passkey", "arithmetic", "harness"], indirect=True)
+@pytest.mark.parametrize("words", ["perplexity", "passkey", "generated", "harness"], indirect=True)
 def test_two_processes_find_what_one_does(words, tmp_path):
     """Killed at their first line where a command keeps one, and started again."""
     two, one, command = tmp_path / "two", tmp_path / "one", words[0]
     told = [*words, "--output", str(two)]
-    if command in ("perplexity", "arithmetic"):
+    if command in ("perplexity", "generated"):
         with start(tmp_path / "log", "--module", "evaluation", *told) as running:
             while not running.ended and not any(
                 path.stat().st_size for path in two.glob(".*/*.jsonl")
@@ -91,7 +91,7 @@ def test_two_processes_find_what_one_does(words, tmp_path):
     main = {
         "perplexity": perplexity,
         "passkey": passkey,
-        "arithmetic": arithmetic,
+        "generated": generated,
         "harness": harness,
     }[command].main
     assert main([*words[1:], "--output", str(one)]) == 0

@@ -31,7 +31,7 @@ SCORED = {
     },
     "pretrain_c4": {"eval_data": "text:{material}/short.txt"},
     "finetune_scrolls": {"eval_examples": 9},
-    "train_arithmetic": {},
+    "train_generated": {},
 }
 """Fields that have a launcher's runs scored, which changes nothing that they learn."""
 SCORES = ("loss_by_position", "perplexity", "answer_loss", "exact_match")
@@ -225,7 +225,7 @@ def test_samples_are_written_by_all_ranks_together_and_change_no_loss(
     uninterrupted, material, tmp_path
 ):
     name, asked = (
-        "train_arithmetic-zero3",
+        "train_generated-zero3",
         {"sample_prompts": '["12+7=", "3+"]', "sample_steps": 5, "sample_tokens": 4},
     )
     printed = []

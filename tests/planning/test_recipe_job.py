@@ -137,8 +137,8 @@ def layout_of(recipe):
     stage = recipe.deepspeed["zero_optimization"]["stage"]
     return (
         stage,
-        recipe.trainer_value("activation_checkpointing"),
-        recipe.trainer_value("per_device_train_batch_size"),
+        recipe.trainer.recomputes,
+        recipe.trainer.micro_batch,
     )
 
 
@@ -184,12 +184,7 @@ def test_a_default_batch_does_not_change_with_the_choice():
         ["--recipe", "c4_155m", "--position_encoding", "tape", *words], world_size=8
     )
     one = replace(recipe, global_batch_size=8)  # what is derived where it is not given
-    assert (
-        recipe_job.settle(one, planned_target(one).config, A100).trainer_value(
-            "per_device_train_batch_size"
-        )
-        == 1
-    )
+    assert recipe_job.settle(one, planned_target(one).config, A100).trainer.micro_batch == 1
 
 
 def checkpoint_of(folder, **identity):

@@ -59,15 +59,15 @@ def test_the_classes_that_compile_are_the_installed_deepspeed_s():
 
 def test_it_is_said_before_it_is_compiled_and_after(folder):
     asked = recipe(optimizer=ADAM)
-    said = compiled_ops.outline(asked)
+    said = compiled_ops.outline(asked.deepspeed)
     assert said.startswith(
         "DeepSpeed's fused_adam, for deepspeed.optimizer: compiled at the first start on a machine"
     )
     assert "a minute or two" in said and '"torch_adam": true' in said
     folder.mkdir(exist_ok=True)
     (folder / "fused_adam.so").touch()
-    assert f"compiled here before, in {folder}" in compiled_ops.outline(asked)
-    assert compiled_ops.outline(recipe()) is None
+    assert f"compiled here before, in {folder}" in compiled_ops.outline(asked.deepspeed)
+    assert compiled_ops.outline(recipe().deepspeed) is None
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_what_compiling_takes_is_missed_before_a_run(folder, tmp_path, monkeypat
 
 def test_a_place_that_cannot_be_written_to_is_named(monkeypatch):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", "/proc/none")
-    (problem,) = compiled_ops.check(recipe(optimizer=ADAM))
+    (problem,) = compiled_ops.check(recipe(optimizer=ADAM).deepspeed)
     assert (problem.field, problem.value) == ("TORCH_EXTENSIONS_DIR", "/proc/none")
 
 
@@ -134,12 +134,12 @@ def builder(folder, monkeypatch):
 def test_a_lock_of_a_killed_process_is_removed_and_named(builder, capsys):
     """The next run waited for it for ever, without a word."""
     (builder / "lock").touch()
-    compiled_ops.compile_all(recipe(optimizer=ADAM))
+    compiled_ops.compile_all(recipe(optimizer=ADAM).deepspeed)
     said = capsys.readouterr().out.splitlines()
     assert said[0] == f"removed {builder}/lock: of a process that was killed while it compiled"
     assert said[1].startswith(f"compiling DeepSpeed's fused_adam in {builder}: ")
     assert said[2].startswith("compiled in ") and not (builder / "lock").exists()
-    compiled_ops.compile_all(recipe(optimizer=ADAM))
+    compiled_ops.compile_all(recipe(optimizer=ADAM).deepspeed)
     assert capsys.readouterr().out == "", "the second time there is nothing to say"
 
 
@@ -201,7 +201,7 @@ def test_a_compiler_that_fails_is_a_message(builder, monkeypatch):
     with pytest.raises(
         UserError, match=r"fused_adam cannot be compiled: .*\n +remedy: remove the block"
     ):
-        compiled_ops.compile_all(recipe(optimizer=ADAM))
+        compiled_ops.compile_all(recipe(optimizer=ADAM).deepspeed)
 
 
 @pytest.mark.slow
@@ -209,7 +209,7 @@ def test_deepspeed_s_adam_is_compiled_and_found_again(folder, capsys):
     asked = recipe(optimizer=ADAM)
     folder.mkdir()
     (folder / "lock").touch()
-    compiled_ops.compile_all(asked)
+    compiled_ops.compile_all(asked.deepspeed)
     (extension,) = compiled_ops.needed(asked.deepspeed)
     assert extension.is_compiled() and not (folder / "lock").exists()
     assert hasattr(extension.builder().load(), "multi_tensor_adam")

@@ -26,16 +26,16 @@ def recipe(**fields):
 def rates(asked, steps):
     """The learning rates of a run's steps, relative to the recipe's, as transformers gives them."""
     optimizer = torch.optim.SGD(
-        [torch.nn.Parameter(torch.zeros(1))], lr=asked.trainer_value("learning_rate")
+        [torch.nn.Parameter(torch.zeros(1))], lr=asked.trainer.learning_rate
     )
-    warmup = library_checks.warmup_steps(asked.trainer_value("warmup_steps"), steps)
-    given = asked.trainer_value("lr_scheduler_kwargs")
+    warmup = library_checks.warmup_steps(asked.trainer.warmup_steps, steps)
+    given = asked.trainer.lr_scheduler_kwargs
     scheduler, found = (
-        get_scheduler(asked.trainer_value("lr_scheduler_type"), optimizer, warmup, steps, given),
+        get_scheduler(asked.trainer.lr_scheduler_type, optimizer, warmup, steps, given),
         [],
     )
     for _ in range(steps):
-        found.append(scheduler.get_last_lr()[0] / asked.trainer_value("learning_rate"))
+        found.append(scheduler.get_last_lr()[0] / asked.trainer.learning_rate)
         optimizer.step()
         scheduler.step()
     return found

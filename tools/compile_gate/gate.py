@@ -80,7 +80,7 @@ def check(options: argparse.Namespace) -> list[Maker]:
             makers.append(calls.OPERATORS.get(name) or importlib.import_module(name).calls)
         except (ModuleNotFoundError, AttributeError) as error:
             wrong = f"neither an operator nor a module with calls(dtype): {error}"
-            problems.append(Problem("kernels", name, wrong, did_you_mean(name, calls.OPERATORS)))
+            problems.append(Problem("--kernels", name, wrong, did_you_mean(name, calls.OPERATORS)))
     if INTERPRETED:
         wrong = "Triton interprets its kernels and compiles none"
         remedy = "unset it: env -u TRITON_INTERPRET python -m tools.compile_kernels"
@@ -120,7 +120,7 @@ def collect(options: argparse.Namespace, makers: list[Maker]) -> list[Build]:
         raise_if_any(
             [
                 Problem(
-                    "only",
+                    "--only",
                     options.only,
                     "nothing to compile",
                     "name other kernels, calls or dtypes",

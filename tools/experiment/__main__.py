@@ -20,6 +20,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -139,18 +140,22 @@ def settle_experiment(options: argparse.Namespace) -> ExperimentWork:
         if arm in asked.arms:
             arms[arm] = asked.arms[arm]
         else:
-            problems.append(Problem("arms", arm, "no such arm", did_you_mean(arm, asked.arms)))
-    fields = dict(asked)
-    fields["arms"] = arms
+            problems.append(Problem("--arms", arm, "no such arm", did_you_mean(arm, asked.arms)))
+    changes = {}
     for name in ("seeds", "reference", "primary"):
         if getattr(options, name) is not None:
-            fields[name] = getattr(options, name)
-    asked = Experiment.build(fields)
+            changes[name] = getattr(options, name)
+    asked = Experiment.build(dict(asked) | {"arms": arms} | changes)
     problems += below_one(options, "jobs", "processes")
     for name in ("output", "results"):
-        problems += check_folder(name, getattr(options, name) or ".")
+        problems += check_folder(f"--{name}", getattr(options, name) or ".")
     problems += _check_launcher(options.launcher)
-    raise_if_any([*problems, *table.check_experiment(asked)])
+    for problem in table.check_experiment(asked):
+        # any other is a field of the file
+        if problem.field in changes:
+            problem = replace(problem, field=f"--{problem.field}")
+        problems.append(problem)
+    raise_if_any(problems)
 
     stem = Path(options.experiment).stem
     name = f"{stem}_{options.scale}" if asked.label else stem
@@ -171,9 +176,9 @@ def _check_launcher(launcher: str) -> list[Problem]:
         words = shlex.split(launcher)
     except ValueError as error:
         reason = f"cannot be read ({error})"
-        return [Problem("launcher", launcher, reason, "write it as in a shell")]
+        return [Problem("--launcher", launcher, reason, "write it as in a shell")]
     if words and words[0] not in ("deepspeed", "python") and shutil.which(words[0]) is None:
-        return [Problem("launcher", launcher, f"there is no program {words[0]}", "install it")]
+        return [Problem("--launcher", launcher, f"there is no program {words[0]}", "install it")]
     return []
 
 

@@ -151,7 +151,7 @@ def check_page(folder: Path, name: str) -> list[Problem]:
         # no stored result, so the page is somebody's own
         pass
     reason = f"{', '.join(there)} in it would be replaced, and is no page of an experiment"
-    return [Problem("results", str(folder), reason, "name another folder with --results")]
+    return [Problem("--results", str(folder), reason, "name another folder")]
 
 
 def write(

@@ -94,7 +94,7 @@ class PlannedRun:
         mine = self.stored()
         other = {RENAMED.get(name, name): value for name, value in config.items()}
         for fields in (mine, other):
-            for name in ("output_dir", "resume_from_checkpoint", *chosen):
+            for name in ("launcher", "output_dir", "resume_from_checkpoint", *chosen):
                 fields.pop(name, None)
         known = self.recipe.fields()
         for name in (mine.keys() - other.keys()) & known.keys():
@@ -190,7 +190,7 @@ def plan(
     own_seeds: dict[str, int] = {}
     for arm in asked.arms:
         with collecting(problems):
-            own_seeds[arm] = load_arm(arm, [])[0].trainer_value("seed")
+            own_seeds[arm] = load_arm(arm, [])[0].trainer.seed
     # what several arms share is said once
     raise_if_any(list({str(problem): problem for problem in problems}.values()))
 
@@ -207,7 +207,7 @@ def plan(
         depends_on_seed = recipe.trains or bool(recipe.as_dict().get("passkey_lengths"))
         if depends_on_seed or seed == seeds[0]:
             label = f"{arm}, seed {seed}" if asked.seeds else arm
-            run_seed = int(recipe.trainer_value("seed"))
+            run_seed = int(recipe.trainer.seed)
             planned.append(PlannedRun(arm, label, recipe, words, folder, run_seed, depends_on_seed))
     raise_if_any([*_shared_folders(planned), *_differing_fields(asked, planned)])
     return planned
@@ -398,7 +398,7 @@ def _differing_fields(asked: Experiment, planned: Sequence[PlannedRun]) -> Itera
         for name, field in recipe.fields().items():
             if COMPARED in field.metadata:
                 compared.add(name)
-        steps = recipe.trainer_value("max_steps") if recipe.trains else 0
+        steps = recipe.trainer.max_steps if recipe.trains else 0
         if steps > 0:
             tokens[arm] = steps * recipe.global_batch_size * recipe.window
     values: dict[str, dict[str, Any]] = {}

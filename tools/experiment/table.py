@@ -102,7 +102,7 @@ def read(name: str, scale: str = SMALL) -> Experiment:
     if scale == PAPER:
         if not isinstance(at_scale, dict):
             reason = f"{path.name} has no such form"
-            raise UserError(Problem("scale", scale, reason, "leave it out"))
+            raise UserError(Problem("--scale", scale, reason, "leave it out"))
         values |= at_scale
     problems = Experiment.check(values)
     # what can be read is checked further, so that all mistakes are found at once

@@ -322,7 +322,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("runs", help="the folder of the experiment's runs")
     parser.add_argument("--output", required=True, help="folder of the page")
     options = parser.parse_args(typed)
-    raise_if_any(check_folder("output", options.output))
+    raise_if_any(check_folder("--output", options.output))
     part = PARTS[options.part]
     folder = Path(options.output)
     arms = arms_of(part, read_runs(Path(options.runs)))

@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--table3", action="store_true", help="the TAPE paper's Table 3")
     parser.add_argument("--output", help="folder of table3.json, or flops.json")
     options = parser.parse_args(typed)
-    raise_if_any(check_folder("output", options.output or "."))
+    raise_if_any(check_folder("--output", options.output or "."))
     name = "flops"
     count = every_encoding
     if options.table3:

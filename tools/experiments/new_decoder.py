@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output", required=True)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(sys.argv[1:] if argv is None else argv)
-    problems = check_folder("output", options.output)
+    problems = check_folder("--output", options.output)
     if not isinstance(options.config, dict):
         remedy = 'give a mapping, such as {"hidden_size": 128}'
         problems.append(Problem("--config", options.config, "not a mapping", remedy))

@@ -39,7 +39,7 @@ from tape_ds.data.pose import PoseSequences
 from tape_ds.data.sources import weights
 from tape_ds.errors import Problem, check_folder, command, raise_if_any
 from tape_ds.training.run import sample_count
-from tape_ds.training.runs.extension import training_sequences
+from tape_ds.training.runs.extension_data import training_sequences
 
 NAME = "coverage"
 MADE_UP = 64
@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
     if options.document_tokens is not None and options.document_tokens < least:
         remedy = f"give {least} or more"
         problems.append(
-            Problem("document_tokens", options.document_tokens, "fill no sequence", remedy)
+            Problem("--document_tokens", options.document_tokens, "fill no sequence", remedy)
         )
     method = recipe.method.method
     if not recipe.trains:
@@ -87,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
             data[spec] = sources.parse(spec).fingerprint()
     started = results.collect(
         command=[Path(__file__).name, *typed],
-        seed=recipe.trainer_value("seed"),
+        seed=recipe.trainer.seed,
         config=recipe.as_dict(),
         data=data,
     )
@@ -144,7 +144,7 @@ def made_up_sequences(recipe: ExtensionRecipe, document_tokens: int) -> Training
     return TrainingSequences(
         Dataset.from_list(sequences),
         samples=sample_count(recipe, len(sequences)),
-        seed=recipe.trainer_value("seed"),
+        seed=recipe.trainer.seed,
         pose=pose,
         attend_across=data.attend_across,
     )

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from tape_ds import storage
 from tape_ds.arguments import Parser, add_model, add_output, length, values_of
 from tape_ds.errors import Problem, collecting, command, is_main_process, raise_if_any
+from tape_ds.mappings import without
 
 if TYPE_CHECKING:
     from lm_eval.config.evaluate_config import EvaluatorConfig
@@ -69,8 +70,7 @@ def main(argv: list[str] | None = None) -> int:
         deciding[name] = getattr(config, name)
     deciding |= values_of(options, READING)
     # the model's hash has the tokenizer
-    deciding["metadata"] = dict(config.metadata)
-    deciding["metadata"].pop("tokenizer", None)
+    deciding["metadata"] = without(config.metadata, ["tokenizer"])
     if config.apply_chat_template:
         template = json.dumps(found_model.tokenizer().chat_template, sort_keys=True)
         deciding["chat_template"] = hashlib.sha256(template.encode()).hexdigest()

@@ -212,11 +212,10 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]
         "--new_tokens", type=int, default=REPLY_TOKENS, help="of a reply (default: %(default)s)"
     )
     group.add_argument(
-        "--use_cache",
-        type=str.lower,
-        default="true",
-        choices=("true", "false"),
-        help="false: no key-value cache, the whole text is read for every new token (default: true)",
+        "--no_use_cache",
+        dest="use_cache",
+        action="store_false",
+        help="no key-value cache: the whole text is read for every new token",
     )
     group.add_argument(
         "--chunk",
@@ -225,7 +224,6 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]
         help="tokens of a prompt read at once (default: %(default)s)",
     )
     options = parser.parse_args(argv)
-    options.use_cache = options.use_cache == "true"
     grid = options.protocol == "grid"
     # the parser has no defaults of these: the two protocols have different ones
     if grid:

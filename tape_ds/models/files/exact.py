@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models.files import library_errors, weight_files
 from tape_ds.models.files.hub import CONFIG
+from tape_ds.numbers import some
 
 if TYPE_CHECKING:
     import torch
@@ -195,8 +196,7 @@ def not_finite_weights(names: Sequence[str], field: str, name: str) -> list[Prob
     """Return the problem of a model whose weights of these ``names`` are NaN or infinite; none without names."""
     if not names:
         return []
-    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-    wrong = f"weights that are not finite, NaN or infinite: {', '.join(names[:_SHOWN])}{more}"
+    wrong = f"weights that are not finite, NaN or infinite: {some(names, _SHOWN)}"
     return [Problem(field, name, wrong, _UNDAMAGED)]
 
 
@@ -262,10 +262,7 @@ def require_exact(
         ("of another shape", mismatched),
     ):
         if names := sorted(map(str, found)):
-            more = ""
-            if len(names) > _SHOWN:
-                more = f" and {len(names) - _SHOWN:,} more"
-            parts.append(f"{what}: {', '.join(names[:_SHOWN])}{more}")
+            parts.append(f"{what}: {some(names, _SHOWN)}")
     if parts:
         remedy = "give weights and configuration of the same model"
         if prefix := _added_prefix(set(missing), set(unexpected)):

@@ -71,12 +71,10 @@ class GeneratedRun(Run[GeneratedRecipe, DataToGenerate]):
         return round(self.data.sequences.mean_tokens)
 
     def outline(self) -> dict[str, str]:
-        config = self.config
         described = self.recipe.outline()
-        sizes = f"{config.num_hidden_layers} layers of {config.hidden_size:,}, {config.num_attention_heads} heads"
         return {
-            "model": f"new, {self.parameter_counts[0] / 1e6:,.1f} M parameters, {sizes}",
-            "encoding": encodings.described(config),
+            "model": self.new_model,
+            "encoding": encodings.described(self.config),
             "data": described["data"],
             "held out": described["held out"],
         }

@@ -80,9 +80,8 @@ class Pretraining(Run[PretrainingRecipe, DataToPretrain]):
             held_out = f"{len(self.data.held_out)} documents, {tokens:,} tokens"
             if self.data.left_out:
                 held_out += f" ({self.data.left_out} shorter than the longest length left out)"
-        layers = f"{config.num_hidden_layers} layers of {config.hidden_size:,}, {config.num_attention_heads} heads"
         return {
-            "model": f"new, {self.parameter_counts[0] / 1e6:,.1f} M parameters, {layers}",
+            "model": self.new_model,
             "encoding": encodings.described(config),
             "tokenizer": f"{data.tokenizer or 'trained on train_data'}, {config.vocab_size:,} entries",
             **tokenizers.bos_note(self.tokenizer, config),
@@ -144,7 +143,7 @@ def training_sequences(
         sequences = pack(documents, data.window, cache, specs=specs)
         return TrainingSequences(sequences, samples=sample_count(recipe, len(sequences)), seed=seed)
 
-    return mix(data.train_data, sequences_of, samples=samples, seed=recipe.trainer_value("seed"))
+    return mix(data.train_data, sequences_of, samples=samples, seed=recipe.trainer.seed)
 
 
 def held_out_documents(

@@ -24,7 +24,7 @@ def main() -> int:
     if breaks:
         raise KeyError("a library is broken here")
     identity = of_data(PretrainingTarget(recipe, None, None).fingerprints())
-    comparison.check(recipe.as_dict(), identity, recipe.trainer_value("ddp_timeout"))
+    comparison.check(recipe.as_dict(), identity, recipe.trainer.ddp_timeout)
     distributed.init_process_group("gloo")
     summed = torch.ones(1)
     distributed.all_reduce(summed)

@@ -33,7 +33,7 @@ class Machine:
         if words[0] != "launch":
             return 0
         recipe = loads.generated(words[2:], starting.processes)
-        name, seed = recipe.model.position_encoding, recipe.trainer_value("seed")
+        name, seed = recipe.model.position_encoding, recipe.trainer.seed
         right = {"rope": 0.5, "tape": 0.75}.get(name, 0.0) - 0.01 * seed
         asked = recipe.lengths.task.tests(recipe.lengths.tested)
         tests = [{"length": each.size[0], "kind": each.kind, "share": right} for each in asked]
@@ -44,7 +44,7 @@ class Machine:
         }
         begun = results.collect(seed=seed, config=recipe.as_dict())
         results.save(
-            begun.finish(figures), Path(recipe.trainer_value("output_dir")) / "results" / "run.json"
+            begun.finish(figures), Path(recipe.trainer.output_dir) / "results" / "run.json"
         )
         return 1 if name == "nope" else 0
 
@@ -96,7 +96,7 @@ def test_a_failed_run_is_named_and_the_others_are_compared(machine, capsys):
 def test_a_plan_starts_nothing(machine, capsys):
     assert experiment.main(["mine.yaml", "--plan", "--arms", "rope"]) == 0
     assert (
-        "python launchers/train_arithmetic.py --recipe addressing/look_back"
+        "python launchers/train_generated.py --recipe addressing/look_back"
         in capsys.readouterr().out
     )
     assert not machine.started and not Path("runs").exists()

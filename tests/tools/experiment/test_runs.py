@@ -98,9 +98,10 @@ def test_each_seed_is_run_for_all_arms_before_the_next():
         ("a, seed 7", "a_seed_7", 7),
         ("b, seed 7", "b_seed_7", 7),
     ]
-    assert [
-        run.recipe.trainer_value("learning_rate") for run in plan("--learning_rate", "0.25")
-    ] == [0.25, 0.5]
+    assert [run.recipe.trainer.learning_rate for run in plan("--learning_rate", "0.25")] == [
+        0.25,
+        0.5,
+    ]
 
 
 def test_an_arm_that_no_seed_changes_is_run_once():
@@ -214,6 +215,7 @@ def test_a_run_that_was_stored_by_an_older_version_is_the_same():
     run = plan()[0]
     older = run.recipe.as_dict()
     older["stream_lanes"] = older.pop("stream_workers")
+    older["launcher"] = "its_former_name"
     del older["allow_cpu"]  # as before there was this field, which then counts as its default
     assert run.is_same(older) and not run.is_same(older | {"stream_lanes": 1})
     assert not plan("--allow_cpu", "true")[0].is_same(older)

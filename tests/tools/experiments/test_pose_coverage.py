@@ -7,7 +7,7 @@ import pytest
 
 from tape_ds import results
 from tape_ds.data.bad_rows import BadRows
-from tape_ds.training.runs.extension import training_sequences
+from tape_ds.training.runs.extension_data import training_sequences
 from tests.config.loads import extension as load
 from tests.data.conftest import build_tokenizer
 from tools.experiments import pose_coverage

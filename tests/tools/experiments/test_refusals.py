@@ -28,7 +28,7 @@ def own_folders(tmp_path, monkeypatch):
         (
             pose_coverage,
             ["--document_tokens", "99", "--pose_chunks", "1", "--packing", "single"],
-            "document_tokens",
+            "--document_tokens",
         ),
         (stability, ["BASE", "--layers", "4"], "--layers"),
         (stability, ["BASE", "--texts", "text:text.txt", "--tokens", "99"], "--texts"),

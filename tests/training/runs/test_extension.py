@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from tape_ds import TapeForCausalLM
 from tape_ds.errors import UserError
 from tape_ds.models.files import weight_files
-from tape_ds.training import execution, report
+from tape_ds.training import execution
 from tape_ds.training.run import build_trainer
 from tests import hub_cache
 from tests.config.loads import extension as load
@@ -246,14 +246,14 @@ def test_weights_by_context_are_measured_before_weights_are_loaded(model, monkey
         2.5,
         1.75,
     ]
-    lines = report.weighting(run)
+    lines = run.target_weights
     assert lines["target weights"].startswith("exact: +1 in the mean from 4 tokens")
     assert "4 to 7 x2.5, from 8 x1.75" in lines["left context"]
     trainer = build_trainer(run)
     batch = trainer.data_collator([run.sequences[0]])
     assert batch["target_weights"][0].tolist() == [1.0] * 4 + [2.5] * 4 + [1.75] * 8
     plain = assemble(recipe(model, max_steps=2, output_dir=model.parent / "plain"))
-    assert plain.exact_weights is None and report.weighting(plain) == {}
+    assert plain.exact_weights is None and plain.target_weights == {}
 
     (model.parent / "text.txt").write_text("one two three\n")
     monkeypatch.setattr("tape_ds.training.runs.extension.Extension.load_model", None)

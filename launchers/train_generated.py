@@ -1,4 +1,4 @@
-"""The command ``tape-ds arithmetic`` as a script: ``deepspeed launchers/train_arithmetic.py --recipe addition_6``."""
+"""The command ``tape-ds generated`` as a script: ``deepspeed launchers/train_generated.py --recipe addition_6``."""
 
 import sys
 from pathlib import Path
@@ -8,4 +8,4 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from tape_ds.cli.train import main
 
-    sys.exit(main("train_arithmetic"))
+    sys.exit(main("train_generated"))

@@ -1,10 +1,10 @@
 """Tasks drawn from a seed: how many answers are right, for each pair of operand lengths or each length of a text.
 
-    tape-ds evaluate arithmetic runs/addition                      to the run's test_digits, 100 samples a cell
-    tape-ds evaluate arithmetic runs/addition --digits 12 --samples 50
-    tape-ds evaluate arithmetic MODEL --task addition --trained 6
-    tape-ds evaluate arithmetic runs/addressing/look_back --lengths 48 72 96
-    tape-ds evaluate arithmetic runs/addition_40 --batch_size 2000 --gpus 8
+    tape-ds evaluate generated runs/addition                      to the run's test_digits, 100 samples a cell
+    tape-ds evaluate generated runs/addition --digits 12 --samples 50
+    tape-ds evaluate generated MODEL --task addition --trained 6
+    tape-ds evaluate generated runs/addressing/look_back --lengths 48 72 96
+    tape-ds evaluate generated runs/addition_40 --batch_size 2000 --gpus 8
 
 Samples are held out: no training sequence has their operands. An answer is right if greedy decoding gives the whole
 of it and then the end of text, which one pass over prompt and answer decides.
@@ -137,10 +137,10 @@ def show(title: str, folder: Path, figures: Mapping[str, Any]) -> None:
 
 def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]]:
     """Return the options, None where the run's are taken, and what is wrong with them whatever the model."""
-    parser = Parser(prog="tape-ds evaluate arithmetic", description=__doc__)
+    parser = Parser(prog="tape-ds evaluate generated", description=__doc__)
     add_model(parser)
     add_output(parser)
-    group = parser.add_argument_group("arithmetic")
+    group = parser.add_argument_group("generated tasks")
     group.add_argument("--task", choices=tuple(TASKS), help="default: what the run was trained on")
     group.add_argument(
         "--digits",
@@ -212,7 +212,7 @@ def prepare(options: argparse.Namespace, model: "FoundModel", problems: list[Pro
         wrong = f"its tokens are not those of {options.task}"
         problems.append(
             Problem(
-                "model", model.name_or_path, wrong, "give a model that tape-ds arithmetic trained"
+                "model", model.name_or_path, wrong, "give a model that tape-ds generated trained"
             )
         )
     if isinstance(task, ArithmeticTask):

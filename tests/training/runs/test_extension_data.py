@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tape_ds.data.bad_rows import BadRows
 from tape_ds.errors import UserError
-from tape_ds.training.runs.extension import training_sequences
+from tape_ds.training.runs.extension_data import training_sequences
 from tests.config.loads import extension as load
 
 SIZES = [3, 10, 4, 25, 7]

@@ -1,4 +1,4 @@
-"""``tape-ds evaluate arithmetic``: from the command line to stored grids and answers, with models whose answers we
+"""``tape-ds evaluate generated``: from the command line to stored grids and answers, with models whose answers we
 know."""
 
 import contextlib
@@ -9,7 +9,7 @@ import torch
 
 from tape_ds import results
 from tape_ds.checkpoint.trained import TrainedRecord, load_trained, save_trained
-from tape_ds.cli.evaluate import arithmetic
+from tape_ds.cli.evaluate import generated
 from tape_ds.data.generated import TASKS, make
 from tape_ds.data.generated.task import tokenizer_of
 from tape_ds.scoring import models
@@ -24,7 +24,7 @@ ADD = right("addition")
 
 @pytest.fixture
 def ask(monkeypatch, tmp_path):
-    return asker(arithmetic, monkeypatch, tmp_path)
+    return asker(generated, monkeypatch, tmp_path)
 
 
 def stored(folder):
@@ -167,7 +167,7 @@ def run(tmp_path):
 )
 def test_lengths_of_training_come_from_the_run(run, config, words, trained, digits):
     folder = run(task="addition", **config)
-    assert arithmetic.main([str(folder), "--samples", "1", *words]) == 0
+    assert generated.main([str(folder), "--samples", "1", *words]) == 0
     found = stored(folder / "evaluation")
     assert (found.config["task"], found.config["trained"], found.config["digits"]) == (
         "addition",
@@ -178,7 +178,7 @@ def test_lengths_of_training_come_from_the_run(run, config, words, trained, digi
 
 def test_a_run_of_another_task_gives_no_lengths(run, capsys):
     folder = run(task="addition", max_digits=2)
-    assert arithmetic.main([str(folder), "--task", "subtraction"]) == 2
+    assert generated.main([str(folder), "--task", "subtraction"]) == 2
     assert "--trained = None" in capsys.readouterr().err
 
 
@@ -194,7 +194,7 @@ def test_angles_are_those_of_each_cell_s_length(ask, monkeypatch):
 def test_addressing_is_scored_by_length_and_kind(run):
     folder = run("flip_flop", "flip_flop", task_options={"ignore": 0.7}, test_lengths=[24, 32])
     assert (
-        arithmetic.main([str(folder), "--samples", "20", "--task_options", '{"sparse": 0.9}']) == 0
+        generated.main([str(folder), "--samples", "20", "--task_options", '{"sparse": 0.9}']) == 0
     )
     found = addressed(folder)
     assert found.config == {
@@ -233,7 +233,7 @@ def test_addressing_is_scored_by_length_and_kind(run):
 )
 def test_refusals_of_addressing(run, capsys, words, expected):
     folder = run("recall", "recall", test_lengths=[16])
-    assert arithmetic.main([str(folder), *words]) == 2
+    assert generated.main([str(folder), *words]) == 2
     told = capsys.readouterr().err
     assert all(each in told for each in expected), told
     assert not (folder / "evaluation").exists()
