@@ -13,7 +13,7 @@ from tape_ds.config.pretraining import NO_TOKENIZER
 from tape_ds.config.sections import check_trained, learns
 from tape_ds.encodings import trained_rope
 from tape_ds.errors import Problem, UserError
-from tape_ds.models import decoder_configuration
+from tape_ds.models import decoder_configuration, hybrids
 from tape_ds.models.loading import extendable
 from tape_ds.models.loading.extendable import Config
 from tape_ds.targets.base import PLAIN, BaseModel
@@ -55,6 +55,14 @@ class ExtensionTarget(PretrainedTarget[ExtensionRecipe]):
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> Config:
         model = recipe.model
+        if base.is_foreign and recipe.method.chosen.drops_rope:
+            native = hybrids.without_rope(base.config)
+            assert native is not None, "checked with the recipe"
+            return extendable.configure(
+                native,
+                attention_backend=model.attention_backend,
+                max_position_embeddings=model.target_length,
+            )
         given = position_options(recipe, base.config)
         words = NO_TOKENIZER if tokenizer is None else tokenizer
         options = encodings.options_for(model.position_encoding, given, words)
@@ -77,7 +85,9 @@ class ExtensionTarget(PretrainedTarget[ExtensionRecipe]):
 def _of_foreign(recipe: ExtensionRecipe, base: BaseModel) -> Iterator[Problem]:
     model = recipe.model
     method = recipe.method
-    if model.position_encoding != PLAIN:
+    if method.chosen.drops_rope:
+        yield from hybrids.check_droppable(base.config)
+    elif model.position_encoding != PLAIN:
         remedy = decoder_configuration.PLAIN
         if "position_encoding" in recipe.given:
             own = f"position_encoding: {PLAIN}"

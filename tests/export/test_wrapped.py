@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from tape_ds.cli import export, train
 from tape_ds.models.loading import model_folder
 from tape_ds.training.execution import execute
-from tests.training.runs.helpers import assemble
+from tests.training.runs.helpers import assemble, refusals
 from tests.training.runs.test_extension import model as words  # noqa: F401  (a folder with a tokenizer, and text next to it)
 from tests.training.runs.test_extension import recipe
 
@@ -255,3 +255,35 @@ def test_a_dry_run_names_the_decoder_that_is_trained(words, capsys):  # noqa: F8
     said = capsys.readouterr().out
     assert "by transformers' class for gemma3_text" in said
     assert "would refuse" not in said
+
+
+@pytest.mark.parametrize(
+    "kind, field", [("gemma3", "image_token_index"), ("internvl", "image_token_id")]
+)
+def test_texts_with_its_pictures_tokens_are_refused_also_by_a_second_run(
+    kind,
+    field,
+    words,  # noqa: F811
+    tmp_path,
+):
+    """Both by its own class and by this project's, whose configuration is another."""
+    wrapped(kind, words)
+    changes = {"method": "full", "max_steps": 1, "rope_parameters": '{"rope_type": "auto"}'}
+    prepared = assemble(recipe(words, **changes))
+    assert execute(prepared) == 0
+    for model in (words, prepared.output / "trained"):
+        # "seven" is a word of the text
+        seven = prepared.tokenizer.convert_tokens_to_ids("seven")
+        config = json.loads((model / "config.json").read_text())
+        if model == words:
+            config[field] = seven
+        else:
+            assert config["placeholder_token_ids"][field] == [58]
+            config["placeholder_token_ids"][field] = [seven]
+        (model / "config.json").write_text(json.dumps(config))
+        again = changes | {"output_dir": tmp_path / "other", "data_cache": tmp_path / "cache"}
+        again |= {"train_data": f"text:{words.parent}/text.txt", "target_length": 128}
+        refused = refusals(recipe(model, **again))
+        assert list(refused) == ["train_data"]
+        wrong = f"text.txt has the token 'seven' ({seven}), in whose place the model around the decoder puts pictures"
+        assert wrong in refused["train_data"].wrong and f"({field})" in refused["train_data"].wrong
