@@ -158,8 +158,11 @@ def check_unrotated(native: PreTrainedConfig, rope_parameters: Mapping[str, Any]
         )
 
 
-def lines(config: PreTrainedConfig) -> dict[str, str]:
-    """Return what a run and its dry run say of a hybrid, by the names of their lines; nothing of another model."""
+def lines(config: PreTrainedConfig, skipped_content: str | None = None) -> dict[str, str]:
+    """Return what a run and its dry run say of a hybrid, by the names of their lines; nothing of another model.
+
+    ``skipped_content``: the text between PoSE's chunks (``pose_content``); None without PoSE.
+    """
     if not carries_state(config):
         return {}
     carriers = built(config).carriers
@@ -170,4 +173,12 @@ def lines(config: PreTrainedConfig) -> dict[str, str]:
         found["encoding"] = trained_rope.WITHOUT
         if getattr(config, decoder.DROPPED, None):
             found["encoding"] = f"RoPE is dropped: {trained_rope.WITHOUT}; no score is scaled"
+    if skipped_content is not None:
+        over = "which goes on over the text that is left out between them"
+        if skipped_content == "contiguous":
+            over = "and no text is left out between them"
+        found["PoSE"] = (
+            "positions jump in attention alone; a state counts tokens: it is trained on the window's, "
+            f"all chunks as one text, {over}"
+        )
     return found

@@ -94,6 +94,10 @@ def _of_foreign(recipe: ExtensionRecipe, base: BaseModel) -> Iterator[Problem]:
             remedy = own if method.chosen.encoding == PLAIN else f"method: lora and {own}"
         wrong = decoder_configuration.only_rope(base.config)
         yield Problem("position_encoding", model.position_encoding, wrong, remedy)
+    if recipe.data.pose.chunks > 1 and not hybrids.rotates(base.config):
+        wrong = f"the attention of this {base.family} has no positions, and would see no skip"
+        remedy = "give pose_chunks: 1 (and a longer window)"
+        yield Problem("pose_chunks", recipe.data.pose.chunks, wrong, remedy)
     asked = {
         "position_options": model.position_options,
         "state_dtype": model.state_dtype,

@@ -4,7 +4,6 @@ import dataclasses
 
 from tape_ds.config import deepspeed_config
 from tape_ds.config.recipe import Recipe
-from tape_ds.engines import table
 from tape_ds.errors import Problem, UserError, collecting, raise_if_any, redacted
 from tape_ds.export import config_json
 from tape_ds.models import hybrids
@@ -30,10 +29,8 @@ def describe(recipe: Recipe) -> str:
     lines = {"recipe": recipe.name, **recipe.outline()}
     if target is not None:
         if target.CHANGES_ANGLES:
-            lines["served"] = (
-                f"after tape-ds export: {table.summary(config_json.planned(target.config))}"
-            )
-        lines |= hybrids.lines(target.config)
+            lines["served"] = config_json.described(target.config, target.base.folder)
+        lines |= hybrids.lines(target.config, recipe.skipped_content)
         if (short := target.note_of_length()) is not None:
             lines["length"] = short
     name = recipe.base_name

@@ -9,7 +9,9 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from tape_ds.cli import export, train
+from tape_ds.export import config_json
 from tape_ds.models.loading import model_folder
+from tape_ds.targets.find import find_target
 from tape_ds.training.execution import execute
 from tests.training.runs.helpers import assemble, refusals
 from tests.training.runs.test_extension import model as words  # noqa: F401  (a folder with a tokenizer, and text next to it)
@@ -255,6 +257,19 @@ def test_a_dry_run_names_the_decoder_that_is_trained(words, capsys):  # noqa: F8
     said = capsys.readouterr().out
     assert "by transformers' class for gemma3_text" in said
     assert "would refuse" not in said
+    assert (
+        "after tape-ds export (a Gemma3ForConditionalGeneration with the decoder put back):" in said
+    )
+
+
+def test_a_decoder_that_is_exported_alone_is_announced_as_that(words):  # noqa: F811
+    wrapped("llava", words)
+    alone = config_json.described(find_target(recipe(words, method="tape")).config, str(words))
+    assert alone.startswith("after tape-ds export --text_only: by transformers with the folder's own")
+    plain = find_target(recipe(words, method="full")).config
+    into = "after tape-ds export (a LlavaForConditionalGeneration with the decoder put back): "
+    assert config_json.described(plain, str(words)).startswith(into)
+    assert config_json.described(plain, "").startswith("after tape-ds export: right by")
 
 
 @pytest.mark.parametrize(

@@ -98,3 +98,11 @@ def test_a_null_that_its_class_reads_as_rope_is_refused(tmp_path):
     assert "null, which transformers reads as RoPE with theta 10000" in problem.wrong
     assert 'write {"rope_theta": null} there if' in problem.remedy
     assert hybrids.rotates(extendable.read(stored(tmp_path, {"rope_theta": 5e5})))
+
+
+def test_pose_says_what_a_state_sees_of_it():
+    native = tiny_config("lfm2")
+    assert "PoSE" not in hybrids.lines(native)
+    assert "goes on over the text that is left out" in hybrids.lines(native, "skipped")["PoSE"]
+    assert "no text is left out" in hybrids.lines(native, "contiguous")["PoSE"]
+    assert hybrids.lines(tiny_config("mistral"), "skipped") == {}

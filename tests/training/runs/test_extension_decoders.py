@@ -12,6 +12,8 @@ from tape_ds.checkpoint import source_model
 from tape_ds.checkpoint.trained import load_trained
 from tape_ds.errors import UserError
 from tape_ds.export import folder
+from tape_ds.models import hybrids
+from tape_ds.targets.find import find_target
 from tape_ds.training.execution import execute
 from tape_ds.training.runs import extension
 from tests.training.runs.helpers import assemble
@@ -209,3 +211,20 @@ def test_rope_is_dropped_from_a_hybrid(words, tmp_path, capsys):  # noqa: F811
     with torch.no_grad():
         wanted = prepared.model.eval()(ids[None]).logits
         torch.testing.assert_close(plain(ids[None]).logits, wanted, rtol=0, atol=2e-5)
+
+
+def test_attention_without_positions_sees_no_skip(words):  # noqa: F811
+    """PoSE trained a Nemotron-H, whose attention has no positions, on texts with holes."""
+    config = AutoConfig.for_model("nemotron_h", **(SIZES | HYBRIDS["nemotron_h"]))
+    (words / "config.json").write_text(config.to_json_string(use_diff=False))
+    changes = {"method": "full", "window": 32, "pose_chunks": 2}
+    with pytest.raises(UserError, match="has no positions, and would see no skip") as caught:
+        find_target(recipe(words, **changes))
+    (problem,) = caught.value.problems
+    assert problem.field == "pose_chunks" and problem.remedy.startswith("give pose_chunks: 1")
+    config = AutoConfig.for_model("lfm2", **(SIZES | HYBRIDS["lfm2"]))
+    (words / "config.json").write_text(config.to_json_string(use_diff=False))
+    chosen = recipe(words, **changes)
+    target = find_target(chosen)
+    assert "a state counts tokens" in hybrids.lines(target.config, chosen.skipped_content)["PoSE"]
+    assert recipe(words, method="full").skipped_content is None
