@@ -98,11 +98,11 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     return parser.parse_known_args(argv)
 
 
-def ask(
-    own: argparse.Namespace, fields: list[str]
-) -> tuple[Recipe, "Job", Mapping[str, str]]:
-    """Return the recipe with a layout, its job, and what the plan leaves out of a hybrid. Raises UserError: the recipe, its model, the GPU, or numbers that
-    do not divide each other."""
+def ask(own: argparse.Namespace, fields: list[str]) -> tuple[Recipe, Job, Mapping[str, str]]:
+    """Return the recipe with a layout, its job, and what the plan leaves out of a hybrid.
+
+    Raises UserError: the recipe, its model, the GPU, or numbers that do not divide each other.
+    """
     gpu = hardware.find(own.gpu)
     found = below_one(own, "gpus")
     if own.recipe is None:

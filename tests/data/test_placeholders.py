@@ -59,7 +59,9 @@ def refused(call, *arguments, **named):
 def check_names(problem, place, field="train_data"):
     assert problem.field == field
     assert f"{place} has the token '<image>' (300), in whose place" in problem.wrong
-    assert "(image_token_id)" in problem.wrong and "take '<image>' out of that text" in problem.remedy
+    assert (
+        "(image_token_id)" in problem.wrong and "take '<image>' out of that text" in problem.remedy
+    )
 
 
 @pytest.mark.parametrize("most", [None, 3])

@@ -288,7 +288,9 @@ def test_a_dry_run_names_the_decoder_that_is_trained(words, capsys):  # noqa: F8
 def test_a_decoder_that_is_exported_alone_is_announced_as_that(words):  # noqa: F811
     wrapped("llava", words)
     alone = config_json.described(find_target(recipe(words, method="tape")).config, str(words))
-    assert alone.startswith("after tape-ds export --text_only: by transformers with the folder's own")
+    assert alone.startswith(
+        "after tape-ds export --text_only: by transformers with the folder's own"
+    )
     plain = find_target(recipe(words, method="full")).config
     into = "after tape-ds export (a LlavaForConditionalGeneration with the decoder put back): "
     assert config_json.described(plain, str(words)).startswith(into)

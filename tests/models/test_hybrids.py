@@ -35,7 +35,7 @@ def logits(model, ids, **given):
 
 @pytest.mark.parametrize("family", DROPPABLE)
 def test_rope_is_dropped_from_attention_alone(family, tmp_path):
-    """Against transformers' own class with cosines of 1 and sines of 0; before and in between it computes as the base."""
+    """Against transformers' own class with cosines of 1 and sines of 0; asked for its RoPE it computes as the base."""
     eager, ours = pair(family, **DROPPABLE[family])
     (path,) = decoder.rotary_modules(eager)
     config = hybrids.without_rope(ours.config)

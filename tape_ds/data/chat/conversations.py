@@ -58,12 +58,12 @@ _SYSTEM = (
 )
 _TEXTS = (
     "join them: "
-    'jq -c \'.{0} |= map(.content |= '
+    "jq -c '.{0} |= map(.content |= "
     'if type == "array" and all(.[]; .type == "text") then map(.text) | join("") else . end)\''
 )
 _SEEN = (
     "leave those conversations out: "
-    'jq -c \'select([.{0}[].content | arrays[] | select(.type != "text")] == [])\''
+    "jq -c 'select([.{0}[].content | arrays[] | select(.type != \"text\")] == [])'"
 )
 _WITHOUT = "remove the column, or the rows in which it is not empty"
 # columns that change the targets or the text of a conversation, each with the remedy

@@ -198,7 +198,9 @@ def test_rope_is_dropped_from_a_hybrid(words, tmp_path, capsys):  # noqa: F811
 
     scores = json.loads((prepared.output / extension.SCORES).read_text())
     assert list(scores) == ["untouched", "drope, trained"]
-    ids = torch.tensor(prepared.tokenizer((words.parent / "held.txt").read_text())["input_ids"])[:64]
+    ids = torch.tensor(prepared.tokenizer((words.parent / "held.txt").read_text())["input_ids"])[
+        :64
+    ]
     with torch.no_grad():
         losses = torch.nn.functional.cross_entropy(base(ids[None]).logits[0, :-1], ids[1:])
     untouched = scores["untouched"]["held.txt"]["mean"]
