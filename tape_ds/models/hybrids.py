@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig
 from tape_ds.encodings import trained_rope
 from tape_ds.errors import Problem, UserError
 from tape_ds.models import decoder, recurrent
-from tape_ds.models.decoder_configuration import PLAIN, STATE_LAYERS, carries_state, layer_kinds
+from tape_ds.models.decoder_configuration import STATE_LAYERS, carries_state, layer_kinds
 
 _REMEDY = "give another model"
 _OFF: tuple[dict[str, Any], ...] = (
@@ -131,16 +131,14 @@ def check_null(native: PreTrainedConfig, content: Mapping[str, Any], source: str
     return [Problem("model", source, wrong, remedy)]
 
 
-def check_droppable(native: PreTrainedConfig) -> list[Problem]:
-    """Return why RoPE cannot be dropped from a model that is extended in its own class."""
+def why_not_dropped(native: PreTrainedConfig) -> str:
+    """Return why RoPE cannot be dropped from a model that is extended in its own class; empty if it can."""
     kind = native.model_type
     if not rotates(native):
-        wrong = f"the attention of this {kind} has no positions to drop"
-    elif without_rope(native) is None:
-        wrong = f"transformers' class for {kind} always rotates: none of its folders could say that RoPE is dropped"
-    else:
-        return []
-    return [Problem("method", "drope", wrong, PLAIN)]
+        return f"the attention of this {kind} has no positions to drop"
+    if without_rope(native) is None:
+        return f"transformers' class for {kind} always rotates: none of its folders could say that RoPE is dropped"
+    return ""
 
 
 def check_unrotated(native: PreTrainedConfig, rope_parameters: Mapping[str, Any]) -> None:

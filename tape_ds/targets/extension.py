@@ -85,15 +85,18 @@ class ExtensionTarget(PretrainedTarget[ExtensionRecipe]):
 def _of_foreign(recipe: ExtensionRecipe, base: BaseModel) -> Iterator[Problem]:
     model = recipe.model
     method = recipe.method
-    if method.chosen.drops_rope:
-        yield from hybrids.check_droppable(base.config)
-    elif model.position_encoding != PLAIN:
+    if model.position_encoding != PLAIN:
         remedy = decoder_configuration.PLAIN
+        if not hybrids.rotates(base.config):
+            remedy = "method: lora, full, norms"
         if "position_encoding" in recipe.given:
             own = f"position_encoding: {PLAIN}"
             remedy = own if method.chosen.encoding == PLAIN else f"method: lora and {own}"
         wrong = decoder_configuration.only_rope(base.config)
-        yield Problem("position_encoding", model.position_encoding, wrong, remedy)
+        if method.chosen.drops_rope:
+            wrong = hybrids.why_not_dropped(base.config)
+        if wrong:
+            yield Problem("position_encoding", model.position_encoding, wrong, remedy)
     if recipe.data.pose.chunks > 1 and not hybrids.rotates(base.config):
         wrong = f"the attention of this {base.family} has no positions, and would see no skip"
         remedy = "give pose_chunks: 1 (and a longer window)"

@@ -72,8 +72,7 @@ def test_rope_is_dropped_from_attention_alone(family, tmp_path):
 def test_other_classes_are_refused_with_the_reason(family, wrong):
     native = tiny_config(family)
     assert hybrids.without_rope(native) is None
-    (problem,) = hybrids.check_droppable(native)
-    assert problem.field == "method" and wrong in problem.wrong
+    assert wrong in hybrids.why_not_dropped(native)
 
 
 def stored(folder, rope):

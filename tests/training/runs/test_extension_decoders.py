@@ -219,6 +219,9 @@ def test_attention_without_positions_sees_no_skip(words):  # noqa: F811
     """PoSE trained a Nemotron-H, whose attention has no positions, on texts with holes."""
     config = AutoConfig.for_model("nemotron_h", **(SIZES | HYBRIDS["nemotron_h"]))
     (words / "config.json").write_text(config.to_json_string(use_diff=False))
+    with pytest.raises(UserError, match="has no positions to drop") as caught:
+        find_target(recipe(words, method="drope", rope_parameters="{}"))
+    assert caught.value.problems[0].remedy == "method: lora, full, norms"
     changes = {"method": "full", "window": 32, "pose_chunks": 2}
     with pytest.raises(UserError, match="has no positions, and would see no skip") as caught:
         find_target(recipe(words, **changes))
