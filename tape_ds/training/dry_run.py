@@ -28,7 +28,7 @@ def describe(recipe: Recipe) -> str:
     recipe = recipe_job.settle_here(recipe, config)
     lines = {"recipe": recipe.name, **recipe.outline()}
     if target is not None:
-        if target.CHANGES_ANGLES:
+        if target.CHANGES_ANGLES and target.base is not None:
             lines["served"] = config_json.described(target.config, target.base.folder)
         lines |= hybrids.lines(target.config, recipe.skipped_content)
         if (short := target.note_of_length()) is not None:

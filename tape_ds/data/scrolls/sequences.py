@@ -116,12 +116,12 @@ def tokenize(
                 row.output, tokenizer, max_tokens=form.answer_tokens, reference_format=style
             )
             lost = {"cut_prompt": prompt.cut_tokens, "cut_answer": cut}
-            ids = prompt.ids + answer
-            found = placeholders.problem(row.id, np.array(ids), tokenizer)
+            tokens = prompt.ids + answer
+            found = placeholders.problem(row.id, np.array(tokens), tokenizer)
             if found is not None:
                 split_bad_rows.add(Problem("dataset", f"{name}/{split}", *found))
                 continue
-            yield {"id": row.id, "input_ids": ids, "targets": len(answer), **lost}
+            yield {"id": row.id, "input_ids": tokens, "targets": len(answer), **lost}
 
     none = Problem("dataset", name, f"its split {split} has no rows", "check the file")
     return cache.rows(cache_dir, key, features, sequences, split_bad_rows, none=none)
