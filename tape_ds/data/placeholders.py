@@ -1,7 +1,7 @@
 """Refuse data with tokens that stand for pictures or sound.
 
-Around a text decoder that was taken out of a larger model, that model puts what it sees or hears in the places of these
-tokens: their rows are no text's. Readers of data get a tokenizer and no model, so the tokenizer knows them.
+A model around a text decoder puts what it sees or hears in the places of such tokens, or begins and ends it with them:
+their rows are no text's. Readers of data get a tokenizer and no model, so the tokenizer knows them.
 """
 
 from collections.abc import Mapping
@@ -46,8 +46,8 @@ def problem(name: str, ids: np.ndarray, tokenizer: Any) -> tuple[str, str] | Non
         for token in tokens:
             if (ids == token).any():
                 text = tokenizer.decode([token])
-                wrong = f"{name} has the token {text!r} ({token:,}), in whose place the model around the decoder "
-                wrong += f"puts pictures or sound ({field})"
+                wrong = f"{name} has the token {text!r} ({token:,}), which stands for pictures or sound "
+                wrong += f"in the model around the decoder ({field})"
                 return wrong, f"take {text!r} out of that text"
     return None
 

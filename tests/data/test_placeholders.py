@@ -58,7 +58,7 @@ def refused(call, *arguments, **named):
 
 def check_names(problem, place, field="train_data"):
     assert problem.field == field
-    assert f"{place} has the token '<image>' (300), in whose place" in problem.wrong
+    assert f"{place} has the token '<image>' (300), which stands for pictures" in problem.wrong
     assert (
         "(image_token_id)" in problem.wrong and "take '<image>' out of that text" in problem.remedy
     )

@@ -325,7 +325,7 @@ def test_texts_with_its_pictures_tokens_are_refused_also_by_a_second_run(
         again |= {"train_data": f"text:{words.parent}/text.txt", "target_length": 128}
         refused = refusals(recipe(model, **again))
         assert list(refused) == ["train_data"]
-        wrong = f"text.txt has the token 'seven' ({seven}), in whose place the model around the decoder puts pictures"
+        wrong = f"text.txt has the token 'seven' ({seven}), which stands for pictures or sound in the model around"
         assert wrong in refused["train_data"].wrong and f"({field})" in refused["train_data"].wrong
 
 

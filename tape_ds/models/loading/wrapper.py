@@ -33,8 +33,8 @@ EMBEDDING = "embed_tokens.weight"
 HEAD = "lm_head.weight"
 """How the names of a decoder's tied tensors end."""
 PLACEHOLDERS = "placeholder_token_ids"
-"""Field of a decoder's configuration that was taken out of another: tokens in whose places that model puts pictures or
-sound, by the name of its own field."""
+"""Field of a decoder's configuration that was taken out of another: tokens that stand for pictures or sound there, by
+the name of its own field."""
 _OF_TOKENS = re.compile("_(token_(id|ids|index)|start_id|end_id)$")
 _OF_TEXT = re.compile("^_?(bos|eos|pad|sep|cls|mask|unk|decoder_start|forced_bos|forced_eos)_")
 _READS_AHEAD = {
