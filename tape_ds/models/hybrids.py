@@ -172,11 +172,11 @@ def lines(config: PreTrainedConfig, skipped_content: str | None = None) -> dict[
         if getattr(config, decoder.DROPPED, None):
             found["encoding"] = f"RoPE is dropped: {trained_rope.WITHOUT}; no score is scaled"
     if skipped_content is not None:
-        over = "which goes on over the text that is left out between them"
+        over = "and goes on over the text that is left out between them"
         if skipped_content == "contiguous":
             over = "and no text is left out between them"
         found["PoSE"] = (
-            "positions jump in attention alone; a state counts tokens: it is trained on the window's, "
-            f"all chunks as one text, {over}"
+            "positions jump in attention alone; a state counts tokens: it reads the window's, all chunks as "
+            f"one text, {over}"
         )
     return found
