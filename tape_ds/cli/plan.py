@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     own, fields = parse(sys.argv[1:] if argv is None else argv)
     # DeepSpeed prints when it is imported
     with contextlib.redirect_stdout(sys.stderr):
-        recipe, job = ask(own, fields)
+        recipe, job, notes = ask(own, fields)
 
         from tape_ds.planning import search
         from tape_ds.planning.prediction import Plan
@@ -64,6 +64,8 @@ def main(argv: list[str] | None = None) -> int:
             print(f"its flags:\n  {plan.job.layout.command_line(job.layout)}\n")
     if recipe.layout_choice:
         print(f"the recipe leaves its layout open: {recipe.layout_choice}\n")
+    for name, note in notes.items():
+        print(f"{name}: {note}\n")
     print(page(plan, own.price))
     if plan.fits:
         return ExitCode.OK
@@ -96,9 +98,11 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     return parser.parse_known_args(argv)
 
 
-def ask(own: argparse.Namespace, fields: list[str]) -> tuple[Recipe, Job]:
-    """Return the recipe with a layout, and its job. Raises UserError: the recipe, its model, the GPU, or numbers that
-    do not divide each other."""
+def ask(own: argparse.Namespace, fields: list[str]) -> tuple[Recipe, Job, Mapping[str, str]]:
+    """Return the recipe with a layout, its job, and what the plan leaves out of a hybrid.
+
+    Raises UserError: the recipe, its model, the GPU, or numbers that do not divide each other.
+    """
     gpu = hardware.find(own.gpu)
     found = below_one(own, "gpus")
     if own.recipe is None:
@@ -110,6 +114,7 @@ def ask(own: argparse.Namespace, fields: list[str]) -> tuple[Recipe, Job]:
     raise_if_any(found)
     recipe = load(own.recipe, fields, own.gpus)
 
+    from tape_ds.models import hybrids
     from tape_ds.planning import recipe_job
     from tape_ds.targets.find import planned_target
     from tape_ds.training import library_checks
@@ -123,7 +128,8 @@ def ask(own: argparse.Namespace, fields: list[str]) -> tuple[Recipe, Job]:
         raise UserError(
             Problem("--documents", own.documents, "this recipe's sequences have no borders", remedy)
         )
-    return recipe, replace(job, documents=own.documents or job.documents)
+    job = replace(job, documents=own.documents or job.documents)
+    return recipe, job, hybrids.lines(config, recipe.skipped_content)
 
 
 def load(name: str, fields: list[str], world: int) -> Recipe:

@@ -162,6 +162,13 @@ class Recipe(ABC):
         return None
 
     @property
+    def skipped_content(self) -> str | None:
+        """The text between the chunks of PoSE's sequences (``pose_content``); None where no position is skipped."""
+        if not self.trains or self.reading is None or not self.reading.skips:
+            return None
+        return self.reading.pose.content
+
+    @property
     def trains_positions(self) -> bool:
         """Whether an encoding's own parameters are trained, as far as a recipe can tell."""
         return learns(self.model.position_encoding, self.model.position_options)

@@ -26,8 +26,8 @@ NAMED = 10
 class Skip(Section):
     bad_rows: Annotated[int, FREE] = Field(0, ge=0)
     """Rows of the data that may be left out because they cannot be read: null or without the field, no JSON, no UTF-8,
-    no conversation, or one with what is not rendered. Each is counted and named; one more ends the run. 0: the first
-    one does."""
+    no conversation, one with what is not rendered, or a text with a token that stands for pictures. Each is counted and
+    named; one more ends the run. 0: the first one does."""
 
 
 class BadRows:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow.compute
 
 from tape_ds import building
-from tape_ds.data import cache
+from tape_ds.data import cache, placeholders
 from tape_ds.data.bad_rows import BadRows, SourceBadRows
 from tape_ds.data.sources import Source, parse_all
 from tape_ds.data.tokenized import (
@@ -156,6 +156,7 @@ def _first(
     from datasets import Dataset, load_from_disk
 
     origin = {"source": source.fingerprint(), "split": split, "tokenizer": identity}
+    origin |= placeholders.part_of_key(tokenizer)
     key = cache.key("first", format=FORMAT, **origin, min_tokens=min_tokens, count=count)
     features = document_features()
     source_bad_rows = source.bad_rows = SourceBadRows(source.bad_rows, source.field, source.spec)
@@ -163,6 +164,8 @@ def _first(
 
     def long_rows() -> Iterator[dict[str, Any]]:
         for document, ids in encode(source.documents(split), tokenizer):
+            if placeholders.leave_out(source, document.name, ids, tokenizer):
+                continue
             read["read_documents"] += len(ids) > 0
             read["read_tokens"] += len(ids)
             if len(ids) >= max(1, min_tokens):

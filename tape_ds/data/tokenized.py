@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tape_ds import storage
-from tape_ds.data import cache
+from tape_ds.data import cache, placeholders
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.bad_rows import BadRows, SourceBadRows
 from tape_ds.data.prompting import around
@@ -71,7 +71,9 @@ def tokenize_source(
         remedy = "prepare the text again with this model's tokenizer, or give the model the tokenizer it was made with"
         raise UserError(source.problem("its token ids are those of another tokenizer", remedy))
     if isinstance(source, ArrowFolder) and is_prepared(source.path):
-        return load_from_disk(str(source.path))
+        documents = load_from_disk(str(source.path))
+        placeholders.check_stored(documents, source, tokenizer, cache_dir)
+        return documents
     # the key of a tokenizer with BOS changed when doubled ones were left out
     once = (
         {"begin": "once"}
@@ -81,19 +83,28 @@ def tokenize_source(
     source_bad_rows = source.bad_rows = SourceBadRows(source.bad_rows, source.field, source.spec)
     data = source.fingerprint()
     key = cache.key(
-        "documents", format=FORMAT, source=data, split=split, tokenizer=identity, **once
+        "documents",
+        format=FORMAT,
+        source=data,
+        split=split,
+        tokenizer=identity,
+        **once,
+        **placeholders.part_of_key(tokenizer),
     )
 
     def token_rows() -> Iterator[dict[str, Any]]:
         if not isinstance(source, TokenSource):
             for document, ids in encode(source.documents(split), tokenizer):
-                if len(ids):
-                    yield {"name": document.name, "input_ids": ids}
+                if len(ids) == 0 or placeholders.leave_out(source, document.name, ids, tokenizer):
+                    continue
+                yield {"name": document.name, "input_ids": ids}
             return
         for name, ids in source.token_rows():
             if len(ids) == 0:
                 continue
-            yield {"name": name, "input_ids": checked_ids(source, name, ids, len(tokenizer))}
+            checked = checked_ids(source, name, ids, len(tokenizer))
+            placeholders.require_none(source, name, checked, tokenizer)
+            yield {"name": name, "input_ids": checked}
 
     none = source.problem("no document has any token", "name data that hold text")
     return cache.rows(cache_dir, key, document_features(), token_rows, source_bad_rows, none=none)

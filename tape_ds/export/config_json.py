@@ -18,13 +18,31 @@ from transformers import PreTrainedConfig
 from tape_ds import encodings
 from tape_ds.encodings import trained_rope
 from tape_ds.encodings.scaling import yarn_attention
+from tape_ds.engines import table
 from tape_ds.engines.forms import own_attention_factor
 from tape_ds.mappings import without
 from tape_ds.models.files.config_file import SHAPES, plain_type
-from tape_ds.models.loading import extendable
+from tape_ds.models.loading import extendable, wrapper
 from tape_ds.registration import TYPES
 
 _PARTIAL = trained_rope.PARTIAL
+
+
+def described(config: Any, base: str) -> str:
+    """Return which engines compute the export of an extended model right, in one line.
+
+    ``base``: the folder of the model that it starts from, empty where that is not known. Into one with pictures the
+    decoder is put back, unless its positions are not transformers' own.
+    """
+    content = planned(config)
+    whole = wrapper.find(base) if base else None
+    into = ""
+    if whole is not None and "rope_parameters" in content:
+        content = {**content, "model_type": whole.whole.model_type}
+        into = f" (a {whole.class_name} with the decoder put back)"
+    elif whole is not None:
+        into = " --text_only"
+    return f"after tape-ds export{into}: {table.summary(content)}"
 
 
 def planned(config: Any) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from transformers import AutoConfig
 
 from tape_ds import storage
 from tape_ds.checkpoint.source_model import TOKENIZER
+from tape_ds.data import tokenizer as tokenizers
 from tape_ds.errors import Problem, UserError, collecting, raise_if_any
 from tape_ds.export.card import CARD
 from tape_ds.models import writing
@@ -32,7 +33,11 @@ from tape_ds.numbers import some
 _ALONE = "give --text_only, which exports the decoder alone"
 _NOT_THE_DECODER: tuple[str, ...] = ("_name_or_path", "architectures", "dtype", "torch_dtype")
 _NOT_THE_DECODER += ("transformers_version", "use_cache", "tie_word_embeddings")
+# transformers' trainer replaces them by those of the tokenizer
+_NOT_THE_DECODER += ("bos_token_id", "eos_token_id", "pad_token_id")
 """Fields of a config.json that belong to the folder that it is in."""
+_ENDS = "eos_token_id"
+_TEMPLATE = "chat_template"
 _OLDER_ROPE = ("rope_scaling", "rope_theta", "rope_local_base_freq", "partial_rotary_factor")
 """Fields that had RoPE's parameters before transformers 5."""
 _WEIGHTS = re.compile(
@@ -84,6 +89,8 @@ def write(decoder: Path, whole: Wrapper, folder: Path) -> None:
         if file.is_file() and file not in made:
             shutil.copy(file, folder)
     _write_length(folder, config)
+    _write_ends(decoder, folder)
+    _write_template(decoder, folder)
     shutil.copy(decoder / CARD, folder)
 
 
@@ -174,3 +181,44 @@ def _write_length(folder: Path, config: Mapping[str, Any]) -> None:
     if length is not None and settings and settings.get("model_max_length", length) < length:
         settings["model_max_length"] = length
         storage.write_json(folder / TOKENIZER, settings)
+
+
+def _write_ends(decoder: Path, folder: Path) -> None:
+    """Add the tokens that end an answer since training, such as those of a chat template, to the folder's."""
+    trained = _generation(decoder)
+    own = _generation(folder)
+    known = _as_list(own.get(_ENDS))
+    missing = [token for token in _as_list(trained.get(_ENDS)) if token not in known]
+    if missing:
+        own = own or trained
+        own[_ENDS] = [*known, *missing]
+        storage.write_json(folder / weight_files.GENERATION, own)
+
+
+def _write_template(decoder: Path, folder: Path) -> None:
+    """Give the folder the chat template that was trained with, where it has another."""
+    trained = (_tokenizer_settings(decoder) or {}).get(_TEMPLATE)
+    if not isinstance(trained, str):
+        return
+    if tokenizers.load_tokenizer(str(folder), "source").chat_template == trained:
+        return
+    (folder / f"{_TEMPLATE}.jinja").write_text(trained, encoding="utf-8")
+    # the form that processors had before
+    (folder / f"{_TEMPLATE}.json").unlink(missing_ok=True)
+    settings = _tokenizer_settings(folder)
+    if settings and _TEMPLATE in settings:
+        settings[_TEMPLATE] = trained
+        storage.write_json(folder / TOKENIZER, settings)
+
+
+def _generation(folder: Path) -> dict[str, Any]:
+    file = folder / weight_files.GENERATION
+    if not file.is_file():
+        return {}
+    return dict(json_file.read(file, "source", str(folder)))
+
+
+def _as_list(tokens: Any) -> list[int]:
+    if tokens is None:
+        return []
+    return list(tokens) if isinstance(tokens, list) else [tokens]

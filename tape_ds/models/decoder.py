@@ -43,6 +43,8 @@ from tape_ds.registration import register
 
 CHUNK = 1024
 """Tokens whose logits exist at once, if a family changes its head's output."""
+DROPPED = "positions_before_drope"
+"""Field of a configuration whose attention lost its positions: the fields that it had them with."""
 _ROUTER = re.compile("(Router|Gating|MoEV1Gate)$")
 """Ends of the names of classes that send a token to its experts."""
 
@@ -311,14 +313,18 @@ class ExtendedDecoder(LanguageModel, PreTrainedModel):
 
     @contextlib.contextmanager
     def with_rope_parameters(self, rope_parameters: Mapping[str, Any]) -> Iterator[None]:
-        rotary = rotary_modules(self)
+        config = copy.deepcopy(self.config)
+        dropped = getattr(config, DROPPED, None)
+        if dropped:
+            for name, value in dropped.items():
+                setattr(config, name, value)
+        rotary = rotary_modules(on_meta(config) if dropped else self)
         # attention without positions has nothing to scale
         if not rotary:
             yield
             return
-        config = copy.deepcopy(self.config)
-        config.rope_parameters = with_rope(self.config, rope_parameters)
-        if config.rope_parameters == self.config.rope_parameters:
+        config.rope_parameters = with_rope(config, rope_parameters)
+        if not dropped and config.rope_parameters == self.config.rope_parameters:
             yield
             return
         scales: dict[str, float] = {}
@@ -329,12 +335,12 @@ class ExtendedDecoder(LanguageModel, PreTrainedModel):
                     own: Any = self.get_submodule(path)
                     scales[path], own.scaling = own.scaling, scale
         for path, module in rotary.items():
-            self.set_submodule(path, type(module)(config).to(next(module.buffers()).device))
+            _put(self, path, type(module)(config).to(self.device))
         try:
             yield
         finally:
             for path, module in rotary.items():
-                self.set_submodule(path, module)
+                _put(self, path, None if dropped else module)
             for path, scale in scales.items():
                 self.get_submodule(path).scaling = scale
 
@@ -419,6 +425,11 @@ def rotary_modules(model: nn.Module) -> dict[str, nn.Module]:
         for path, module in model.named_modules()
         if any(name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False))
     }
+
+
+def _put(model: nn.Module, path: str, module: nn.Module | None) -> None:
+    parent, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent), name, module)
 
 
 def _apply_without_casts(self: nn.Module, function: Any, recurse: bool = True) -> nn.Module:

@@ -13,7 +13,7 @@ from tape_ds.config.pretraining import NO_TOKENIZER
 from tape_ds.config.sections import check_trained, learns
 from tape_ds.encodings import trained_rope
 from tape_ds.errors import Problem, UserError
-from tape_ds.models import decoder_configuration
+from tape_ds.models import decoder_configuration, hybrids
 from tape_ds.models.files import config_file
 from tape_ds.models.loading import extendable
 from tape_ds.models.loading.extendable import Config
@@ -56,6 +56,14 @@ class ExtensionTarget(PretrainedTarget[ExtensionRecipe]):
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> Config:
         model = recipe.model
+        if base.is_foreign and recipe.method.chosen.drops_rope:
+            native = hybrids.without_rope(base.config)
+            assert native is not None, "checked with the recipe"
+            return extendable.configure(
+                native,
+                attention_backend=model.attention_backend,
+                max_position_embeddings=model.target_length,
+            )
         given = position_options(recipe, base.config)
         words = NO_TOKENIZER if tokenizer is None else tokenizer
         options = encodings.options_for(model.position_encoding, given, words)
@@ -96,11 +104,20 @@ def _of_foreign(recipe: ExtensionRecipe, base: BaseModel) -> Iterator[Problem]:
     method = recipe.method
     if model.position_encoding != PLAIN:
         remedy = decoder_configuration.PLAIN
+        if not hybrids.rotates(base.config):
+            remedy = "method: lora, full, norms"
         if "position_encoding" in recipe.given:
             own = f"position_encoding: {PLAIN}"
             remedy = own if method.chosen.encoding == PLAIN else f"method: lora and {own}"
         wrong = decoder_configuration.only_rope(base.config)
-        yield Problem("position_encoding", model.position_encoding, wrong, remedy)
+        if method.chosen.drops_rope:
+            wrong = hybrids.why_not_dropped(base.config)
+        if wrong:
+            yield Problem("position_encoding", model.position_encoding, wrong, remedy)
+    if recipe.data.pose.chunks > 1 and not hybrids.rotates(base.config):
+        wrong = f"the attention of this {base.family} has no positions, and would see no skip"
+        remedy = "give pose_chunks: 1 (and a longer window)"
+        yield Problem("pose_chunks", recipe.data.pose.chunks, wrong, remedy)
     asked = {
         "position_options": model.position_options,
         "state_dtype": model.state_dtype,

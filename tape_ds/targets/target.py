@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tape_ds import paths
 from tape_ds.config.recipe import Recipe
-from tape_ds.data import sources
+from tape_ds.data import placeholders, sources
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.sources import weights
 from tape_ds.errors import Problem, raise_if_any
@@ -128,6 +128,7 @@ class PretrainedTarget(Target[R_co], Generic[R_co]):
     def fetch(self) -> FetchedModel:
         base = self.base.unpacked()
         tokenizer = tokenizers.load_tokenizer(base.folder, "model")
+        placeholders.mark(tokenizer, base.config)
         raise_if_any(
             [*convert.check_rows(base.config, tokenizer), *self.check_tokenizer(tokenizer)]
         )

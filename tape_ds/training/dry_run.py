@@ -3,7 +3,6 @@
 import dataclasses
 
 from tape_ds.config.recipe import Recipe
-from tape_ds.engines import table
 from tape_ds.errors import Problem, UserError, raised_together, redacted
 from tape_ds.export import config_json
 from tape_ds.models import hybrids
@@ -30,9 +29,9 @@ def describe(recipe: Recipe) -> str:
         recipe = target.recipe
         config = target.config
         lines |= target.outline()
-        if target.CHANGES_ANGLES:
-            lines["served"] = f"after tape-ds export: {table.summary(config_json.planned(config))}"
-        lines |= hybrids.lines(config)
+        if target.CHANGES_ANGLES and target.base is not None:
+            lines["served"] = config_json.described(config, target.base.folder)
+        lines |= hybrids.lines(config, recipe.skipped_content)
     recipe = recipe_job.settle_here(recipe, config)
     name = recipe.base_name
     asked = name is not None and recipe.dry_run and config_file.is_on_hub(name)

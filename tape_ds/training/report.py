@@ -39,7 +39,7 @@ def begin(run: Run) -> results.Result:
     names = tuple(name.removeprefix("base_model.model.") for name in run.names)
     rows["trained"] = summarise(names) or "nothing"
     rows |= of_kind
-    rows |= hybrids.lines(run.config)
+    rows |= hybrids.lines(run.config, recipe.skipped_content)
     if run.data.bad_rows.problems:
         rows["left out"] = str(run.data.bad_rows)
     rows["batch"] = run.batch

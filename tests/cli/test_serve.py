@@ -23,6 +23,7 @@ from tape_ds.cli import serve
 from tape_ds.export import folder
 from tape_ds.scoring import models
 from tests.export.conftest import YARN, base, run  # noqa: F401  (fixtures)
+from tests.export.test_wrapped import wrapped
 
 openai = pytest.importorskip("openai")
 uvicorn = pytest.importorskip("uvicorn")
@@ -93,6 +94,20 @@ def folders(run, base, tmp_path_factory):  # noqa: F811
         "plain": made / "plain",
         "adapter": made / "adapter",
     }
+
+
+def test_a_model_with_pictures_answers_by_its_decoder_and_its_tokenizer(tmp_path):
+    model = wrapped("qwen3_5", tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    prompt = "def add(a, b):"
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    out = model.generate(input_ids=ids, max_new_tokens=8, do_sample=False)
+    wanted = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
+    assert wanted.strip()
+    asked = {"model": "tiny", "prompt": prompt, "max_tokens": 8, "temperature": 0}
+    with serving(tmp_path, length=32) as client:
+        answer = client.completions.create(**asked)
+    assert answer.choices[0].text == wanted and answer.usage.prompt_tokens == ids.shape[1]
 
 
 @pytest.mark.parametrize("kind", ["run", "own code", "plain", "adapter"])

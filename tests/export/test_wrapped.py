@@ -6,12 +6,20 @@ import json
 import pytest
 import torch
 from safetensors import safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+)
 
-from tape_ds.cli import export, train
+from tape_ds.cli import export, plan, train
+from tape_ds.export import config_json
 from tape_ds.models.loading import model_folder
+from tape_ds.targets.find import find_target
 from tape_ds.training.execution import execute
-from tests.training.runs.helpers import assemble
+from tests.data.conftest import build_tokenizer
+from tests.training.runs.helpers import assemble, refusals
 from tests.training.runs.test_extension import model as words  # noqa: F401  (a folder with a tokenizer, and text next to it)
 from tests.training.runs.test_extension import recipe
 
@@ -68,13 +76,25 @@ WRAPPERS = {
     "internvl": ("qwen2", {}, {"image_size": [28, 28], "patch_size": [14, 14]}),
 }
 """Model type -> type and fields of its text model, fields of what reads pictures."""
-# YaRN would undo Gemma 4's scaling; Qwen3.5's tokenizer class knows bytes and no words
-NOT_TRAINED = [("gemma4", "yarn"), ("qwen3_5", "lora"), ("qwen3_5", "full")]
+# YaRN would undo Gemma 4's scaling
+NOT_TRAINED = [("gemma4", "yarn")]
 FIELDS = {"image_token_id": 58, "image_token_index": 58}
+
+
+def in_bytes(folder):
+    """Give a folder a tokenizer of bytes, as Qwen3.5's class expects, which adds tokens; return the rows for it."""
+    tokenizer = build_tokenizer(bos=False)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|image_pad|>"]})
+    tokenizer.save_pretrained(folder)
+    (folder / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+    ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    return {"vocab_size": len(tokenizer) + 19, **ends}
 
 
 def wrapped(kind, folder):
     text, fields, pictures = WRAPPERS[kind]
+    if kind == "qwen3_5":
+        fields = fields | in_bytes(folder)
     config = AutoConfig.for_model(
         kind,
         text_config={"model_type": text, **TEXT, **fields},
@@ -127,6 +147,8 @@ def test_the_text_part_is_one_more_decoder(whole, tmp_path):
         ("mistral3", "yarn"),
         # which has buffers in its files
         ("gemma4", "full"),
+        # a hybrid
+        ("qwen3_5", "full"),
         *(
             pytest.param(kind, method, marks=pytest.mark.slow)
             for kind in WRAPPERS
@@ -177,6 +199,9 @@ def test_what_was_trained_is_put_back_and_nothing_else(kind, method, words, tmp_
             if "rope_" in name or name in ("max_position_embeddings", "partial_rotary_factor"):
                 del content["text_config"][name]
     assert config == own
+    text = "one two three <|image_pad|>"
+    own, exported = (AutoTokenizer.from_pretrained(each) for each in (folder, tmp_path / "out"))
+    assert exported(text).input_ids == own(text).input_ids
     kept = [file.name for file in folder.iterdir() if file.suffix != ".safetensors"]
     for name in set(kept) - {"config.json", "README.md", "tokenizer_config.json"}:
         assert (tmp_path / "out" / name).read_bytes() == (folder / name).read_bytes()
@@ -255,3 +280,100 @@ def test_a_dry_run_names_the_decoder_that_is_trained(words, capsys):  # noqa: F8
     said = capsys.readouterr().out
     assert "by transformers' class for gemma3_text" in said
     assert "would refuse" not in said
+    assert (
+        "after tape-ds export (a Gemma3ForConditionalGeneration with the decoder put back):" in said
+    )
+
+
+def test_a_decoder_that_is_exported_alone_is_announced_as_that(words):  # noqa: F811
+    wrapped("llava", words)
+    alone = config_json.described(find_target(recipe(words, method="tape")).config, str(words))
+    assert alone.startswith(
+        "after tape-ds export --text_only: by transformers with the folder's own"
+    )
+    plain = find_target(recipe(words, method="full")).config
+    into = "after tape-ds export (a LlavaForConditionalGeneration with the decoder put back): "
+    assert config_json.described(plain, str(words)).startswith(into)
+    assert config_json.described(plain, "").startswith("after tape-ds export: right by")
+
+
+@pytest.mark.parametrize(
+    "kind, field", [("gemma3", "image_token_index"), ("internvl", "image_token_id")]
+)
+def test_texts_with_its_pictures_tokens_are_refused_also_by_a_second_run(
+    kind,
+    field,
+    words,  # noqa: F811
+    tmp_path,
+):
+    """Both by its own class and by this project's, whose configuration is another."""
+    wrapped(kind, words)
+    changes = {"method": "full", "max_steps": 1, "rope_parameters": '{"rope_type": "auto"}'}
+    prepared = assemble(recipe(words, **changes))
+    assert execute(prepared) == 0
+    for model in (words, prepared.output / "trained"):
+        # "seven" is a word of the text
+        seven = prepared.tokenizer.convert_tokens_to_ids("seven")
+        config = json.loads((model / "config.json").read_text())
+        if model == words:
+            config[field] = seven
+        else:
+            assert config["placeholder_token_ids"][field] == [58]
+            config["placeholder_token_ids"][field] = [seven]
+        (model / "config.json").write_text(json.dumps(config))
+        again = changes | {"output_dir": tmp_path / "other", "data_cache": tmp_path / "cache"}
+        again |= {"train_data": f"text:{words.parent}/text.txt", "target_length": 128}
+        refused = refusals(recipe(model, **again))
+        assert list(refused) == ["train_data"]
+        wrong = f"text.txt has the token 'seven' ({seven}), which stands for pictures or sound in the model around"
+        assert wrong in refused["train_data"].wrong and f"({field})" in refused["train_data"].wrong
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "qwen3_5"])
+def test_a_plan_is_of_the_decoder(kind, words, capsys):  # noqa: F811
+    model = wrapped(kind, words)
+    argv = ["demo", "--model", str(words), "--method", "full", "--rope_parameters", "{}"]
+    argv += ["--target_length", "64", "--window", "16", "--pose_chunks", "1", "--eval_data", "[]"]
+    argv += ["--passkey_lengths", "[]", "--eval_length", "64", "--gpus", "1", "--gpu", "h200"]
+    capsys.readouterr()
+    assert plan.main(argv) == 0
+    said = capsys.readouterr().out
+    head = model.get_output_embeddings().weight
+    decoder = {*model.get_decoder().parameters(), head}
+    trained = sum(weight.numel() for weight in decoder)
+    assert trained < sum(weight.numel() for weight in model.parameters())
+    assert f"0.000 B, {trained / 1e6:,.3f} M trained" in said
+    is_hybrid = kind == "qwen3_5"
+    assert ("recurrent layers: 1 of 2: " in said) == is_hybrid
+    assert ("memory is planned as torch alone needs it" in said) == is_hybrid
+
+
+def test_another_end_of_answers_is_added_and_replaces_none(words, tmp_path):  # noqa: F811
+    """The trainer of transformers writes the tokenizer's EOS over the configuration's; an end that training adds, and
+    its chat template, were left behind with the decoder."""
+    wrapped("llava", words)
+    tokenizer = AutoTokenizer.from_pretrained(words)
+    tokenizer.eos_token = "seven"
+    tokenizer.save_pretrained(words)
+    changes = {"method": "full", "max_steps": 1, "rope_parameters": '{"rope_type": "auto"}'}
+    prepared = assemble(recipe(words, **changes))
+    assert execute(prepared) == 0
+    # as chat tuning saves it
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    tokenizer.save_pretrained(prepared.output / "trained")
+    (words / "chat_template.json").write_text('{"chat_template": "{{ messages }}"}')
+    assert export.main([str(prepared.output), str(tmp_path / "out")]) == 0
+    again = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert again.chat_template == tokenizer.chat_template
+    assert not (tmp_path / "out/chat_template.json").exists()
+    for file in ("generation_config.json", "config.json"):
+        before = json.loads((words / file).read_text())
+        after = json.loads((tmp_path / "out" / file).read_text())
+        if file == "config.json":
+            after = after["text_config"]
+            before = before["text_config"]
+            assert after["eos_token_id"] == before["eos_token_id"] == 2
+        else:
+            assert before.pop("eos_token_id") == 2
+            assert after.pop("eos_token_id") == [2, tokenizer.eos_token_id]
+            assert after == before

@@ -95,10 +95,9 @@ def test_a_family_is_extended_resumed_and_exported(tiny, tmp_path, family, metho
     model = made(tmp_path / "model", tiny, family)
     changes = packed(tiny, tmp_path, family) if family in HYBRIDS else {}
     whole = run(tiny, model, tmp_path / "whole", method, stage, **changes)
-    if method == "full":
-        changes |= {"resume_from_checkpoint": whole / "checkpoint-3"}
-        rest = run(tiny, model, tmp_path / "rest", method, stage, **changes)
-        assert losses(rest) == losses(whole)[3:]
+    changes |= {"resume_from_checkpoint": whole / "checkpoint-3"}
+    rest = run(tiny, model, tmp_path / "rest", method, stage, **changes)
+    assert losses(rest) == losses(whole)[3:]
     results = json.loads((whole / "results" / "run.json").read_text())
     variants = [f"{method}, trained", "untouched"]
     if family != "nemotron_h":

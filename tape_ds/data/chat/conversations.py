@@ -56,6 +56,15 @@ _SYSTEM = (
     "make it the first turn: "
     'jq -c \'if (.{0} // "") != "" then .{1} = [{{role: "system", content: .{0}}}] + .{1} else . end | del(.{0})\''
 )
+_TEXTS = (
+    "join them: "
+    "jq -c '.{0} |= map(.content |= "
+    'if type == "array" and all(.[]; .type == "text") then map(.text) | join("") else . end)\''
+)
+_SEEN = (
+    "leave those conversations out: "
+    "jq -c 'select([.{0}[].content | arrays[] | select(.type != \"text\")] == [])'"
+)
 _WITHOUT = "remove the column, or the rows in which it is not empty"
 # columns that change the targets or the text of a conversation, each with the remedy
 _REFUSED = {
@@ -230,6 +239,8 @@ def _wrong(value: Any, column: str) -> tuple[str, str] | None:
             wrong = f"turn {number} has 'from' and 'value' (ShareGPT's form), not role and content"
             return wrong, _SHAREGPT.format(column)
         for key in ("role", "content"):
+            if key == "content" and isinstance(turn.get(key), list) and turn[key]:
+                return _in_parts(turn[key], number, column)
             if not isinstance(turn.get(key), str):
                 found = type(turn[key]).__name__ if key in held else "nothing"
                 return f"turn {number} has {found} under {key!r}, not a text", _OTHER_FORM
@@ -243,3 +254,15 @@ def _wrong(value: Any, column: str) -> tuple[str, str] | None:
             remedy = "take it out of the turn, or leave that conversation out"
             return f"turn {number} has {', '.join(others)} too, which are not read", remedy
     return None
+
+
+def _in_parts(parts: list[Any], number: int, column: str) -> tuple[str, str]:
+    """Return what is wrong with a content in parts, as models with pictures have it, and the remedy."""
+    kinds = set()
+    for part in parts:
+        kinds.add(str(part.get("type", "?")) if isinstance(part, dict) else type(part).__name__)
+    if kinds == {"text"}:
+        return f"turn {number} has a list under 'content', parts of text", _TEXTS.format(column)
+    others = ", ".join(sorted(kinds - {"text"}))
+    wrong = f"turn {number} has a list under 'content', with parts that are no text ({others})"
+    return wrong, _SEEN.format(column)

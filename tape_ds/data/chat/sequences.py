@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow.compute
 import torch
 
-from tape_ds.data import cache, sources
+from tape_ds.data import cache, placeholders, sources
 from tape_ds.data.bad_rows import BadRows, SourceBadRows
 from tape_ds.data.chat import conversations, generated, template
 from tape_ds.data.chat.conversations import COLUMN, TooLong
@@ -125,6 +125,7 @@ def rendered(
             tokenizer=identity,
             template=text,
             **dated,
+            **placeholders.part_of_key(tokenizer),
         )
         rows = partial(_rendered_rows, source, split, tokenizer, day, Path(cache_dir))
         none = source.problem("it has no rows", "give data with a conversation a row")
@@ -152,6 +153,8 @@ def _rendered_rows(
             ids, targets = template.encoded(row.turns, tokenizer, row.tools, day)
         except UnfitTemplateError as error:
             source.leave_out(f"{row.name}: {error}", error.remedy)
+            continue
+        if placeholders.leave_out(source, row.name, ids, tokenizer):
             continue
         targets[:1] = False
         yield {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tape_ds.data import cache
+from tape_ds.data import cache, placeholders
 from tape_ds.data.bad_rows import BadRows, SourceBadRows
 from tape_ds.data.scrolls import examples
 from tape_ds.data.scrolls.examples import find
@@ -83,6 +83,7 @@ def tokenize(
         "tokenizer": tokenizer_fingerprint(tokenizer),
         "form": asdict(form),
         "questions": questions,
+        **placeholders.part_of_key(tokenizer),
     }
     key = cache.key(
         "answers", format=FORMAT, data=examples.fingerprint(name, split, data_dir), **about
@@ -115,7 +116,12 @@ def tokenize(
                 row.output, tokenizer, max_tokens=form.answer_tokens, reference_format=style
             )
             lost = {"cut_prompt": prompt.cut_tokens, "cut_answer": cut}
-            yield {"id": row.id, "input_ids": prompt.ids + answer, "targets": len(answer), **lost}
+            tokens = prompt.ids + answer
+            found = placeholders.problem(row.id, np.array(tokens), tokenizer)
+            if found is not None:
+                split_bad_rows.add(Problem("dataset", f"{name}/{split}", *found))
+                continue
+            yield {"id": row.id, "input_ids": tokens, "targets": len(answer), **lost}
 
     none = Problem("dataset", name, f"its split {split} has no rows", "check the file")
     return cache.rows(cache_dir, key, features, sequences, split_bad_rows, none=none)

@@ -73,6 +73,7 @@ def read(
         rope = trained_rope.read(content, str(source))
         config.rope_parameters = rope.stated
         config.max_position_embeddings = rope.native_length
+    raise_if_any(hybrids.check_null(config, content, str(source)))
     if Path(source).is_dir():
         raise_if_any(exact.check_named_files(source, config))
     _replace_what_cannot_be(config, str(source))
@@ -163,7 +164,11 @@ def check(native: PreTrainedConfig) -> list[Problem]:
 def configure(native: PreTrainedConfig, **changes: Any) -> Config:
     """Return the configuration of the extended model: the native one's sizes, and ``changes`` to its fields."""
     if not by_own_class(native):
-        return convert.tape_config(native, **changes)
+        config = convert.tape_config(native, **changes)
+        if (kept := getattr(native, wrapper.PLACEHOLDERS, None)) is not None:
+            # a second run on the trained model refuses the same data
+            setattr(config, wrapper.PLACEHOLDERS, kept)
+        return config
     if changes.get("rope_parameters") is not None and not hybrids.rotates(native):
         hybrids.check_unrotated(native, changes.pop("rope_parameters"))
     config = decoder_configuration.configure(native, **changes)

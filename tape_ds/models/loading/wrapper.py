@@ -5,11 +5,13 @@ Such a model (``Gemma3ForConditionalGeneration``, for example) holds a decoder t
 for bit, so that everything else sees one more decoder. :mod:`tape_ds.export.wrapped` puts a trained one back.
 """
 
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig, PreTrainedConfig
@@ -30,6 +32,11 @@ TEXT = "text_config"
 EMBEDDING = "embed_tokens.weight"
 HEAD = "lm_head.weight"
 """How the names of a decoder's tied tensors end."""
+PLACEHOLDERS = "placeholder_token_ids"
+"""Field of a decoder's configuration that was taken out of another: tokens that stand for pictures or sound there, by
+the name of its own field."""
+_OF_TOKENS = re.compile("_(token_(id|ids|index)|start_id|end_id)$")
+_OF_TEXT = re.compile("^_?(bos|eos|pad|sep|cls|mask|unk|decoder_start|forced_bos|forced_eos)_")
 _READS_AHEAD = {
     "paligemma": "its prompts see their later tokens",
 }
@@ -66,7 +73,34 @@ def text_config(whole: PreTrainedConfig) -> PreTrainedConfig | None:
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         if getattr(text, name, None) is None:
             setattr(text, name, getattr(whole, name, None))
+    found = _placeholders(whole, text)
+    if found:
+        setattr(text, PLACEHOLDERS, found)
     return text
+
+
+def _placeholders(whole: PreTrainedConfig, text: PreTrainedConfig) -> dict[str, list[int]]:
+    of_text = set()
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        of_text |= set(_as_list(getattr(text, name, None)))
+    found = {}
+    for name, value in whole.to_dict().items():
+        if not _OF_TOKENS.search(name) or _OF_TEXT.search(name):
+            continue
+        # some configurations have tokens that no row is for
+        rows = [token for token in _as_list(value) if 0 <= token < text.vocab_size]
+        own = [token for token in rows if token not in of_text]
+        if own:
+            found[name] = own
+    return found
+
+
+def _as_list(tokens: Any) -> list[int]:
+    if isinstance(tokens, int):
+        return [tokens]
+    if isinstance(tokens, list | tuple):
+        return list(tokens)
+    return []
 
 
 def decoder_names(

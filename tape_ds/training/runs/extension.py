@@ -99,7 +99,8 @@ class Extension(Run[ExtensionRecipe, DataToExtend]):
             same = same and native.position_encoding == self.config.position_encoding
             same = same and native.position_options == self.config.position_options
             return {UNTOUCHED if same else untrained_name(extended): None}
-        variants: dict[str, Variant] = {UNTOUCHED: own}
+        # a model without positions in attention computes as it is, whatever its base had
+        variants: dict[str, Variant] = {UNTOUCHED: own if self.base.rope.is_used else None}
         if self.recipe.trains and not same:
             variants[untrained_name(extended)] = extended
         return variants

@@ -1,6 +1,9 @@
 """Conversations behind specs, and every row that is none."""
 
 import json
+import re
+import shutil
+import subprocess
 
 import datasets
 import pyarrow as pa
@@ -128,19 +131,45 @@ USER = {"role": "user", "content": "x"}
         ("text", "holds str, not a list"),
         ([], "an empty list"),
         ([{"from": "human", "value": "x"}], "'from' and 'value'"),
-        ([{"role": "user", "content": [{"type": "text"}]}], "list under 'content'"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "list under 'content', parts of text"),
+        (
+            [USER, {"role": "assistant", "content": [{"type": "text"}, {"type": "image"}]}],
+            r"turn 2 has a list under 'content', with parts that are no text (image)",
+        ),
+        ([{"role": "user", "content": ["x", {"url": "y"}]}], "no text (?, str)"),
         ([USER, {"role": "gpt", "content": "y"}], "the role 'gpt'"),
         ([USER, {"role": "assistant", "content": "y", "weight": 0}], "has weight too"),
         ([{"role": "user", "content": "\ud83d"}], "no Unicode"),
     ],
 )
 def test_a_row_that_is_no_conversation_is_refused_by_its_place(messages, wrong, tmp_path):
-    with pytest.raises(UserError, match=rf"x\.jsonl:2: .*{wrong}"):
+    with pytest.raises(UserError, match=rf"x\.jsonl:2: .*{re.escape(wrong)}"):
         read(write(tmp_path / "x.jsonl", [TALK, messages]))
     (first,) = conversations.check([write(tmp_path / "y.jsonl", [messages])], [])
     assert first.field == "train_data" and wrong in first.wrong, (
         "the first row is read with the recipe"
     )
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="remedies are commands of jq")
+def test_a_remedy_for_contents_in_parts_works(tmp_path):
+    """Chat data of models with pictures."""
+    text = [{"type": "text", "text": "a"}, {"type": "text", "text": "?"}]
+    seen = [{"type": "image", "url": "cat.png"}, *text]
+    answer = {"role": "assistant", "content": "b"}
+    talks = [[{"role": "user", "content": content}, answer] for content in (text, "c", seen)]
+    file = tmp_path / "x.jsonl"
+    write(file, talks)
+    # the texts in parts, then the picture
+    for _ in range(2):
+        with pytest.raises(UserError) as caught:
+            read(f"jsonl:{file}")
+        (problem,) = caught.value.problems
+        command = problem.remedy.partition("jq -c '")[2].rstrip("'")
+        given = subprocess.run(["jq", "-c", command, file], capture_output=True, check=True)
+        file.write_bytes(given.stdout)
+    found = read(f"jsonl:{file}")
+    assert [turns[0]["content"] for _, turns in found] == ["a?", "c"]
 
 
 def test_lists_of_sources_are_checked_as_for_every_other_run(tmp_path):

@@ -12,6 +12,8 @@ from tape_ds.checkpoint import source_model
 from tape_ds.checkpoint.trained import load_trained
 from tape_ds.errors import UserError
 from tape_ds.export import folder
+from tape_ds.models import hybrids
+from tape_ds.targets.find import find_target
 from tape_ds.training.execution import execute
 from tape_ds.training.runs import extension
 from tests.training.runs.helpers import assemble
@@ -172,3 +174,62 @@ def test_gptj_takes_no_other_encoding_and_no_dynamic_scaling(gptj):
 def test_what_a_family_has_not_is_refused(family, changes, wrong):
     with pytest.raises(UserError, match=wrong):
         assemble(recipe(family, **(POSE | changes)))
+
+
+def test_rope_is_dropped_from_a_hybrid(words, tmp_path, capsys):  # noqa: F811
+    """As Olmo Hybrid's long stage does, on texts longer than the native length. The untouched model has its RoPE."""
+    torch.manual_seed(1)
+    (words / "model.safetensors").unlink()
+    layers = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
+    config = AutoConfig.for_model("olmo_hybrid", **(SIZES | _STATE | layers | rope))
+    base = AutoModelForCausalLM.from_config(config)
+    base.save_pretrained(words)
+    held = f"text:{words.parent}/held.txt"
+    (words.parent / "held.txt").write_text(TEXT[: len(TEXT) // 2])
+    changes = {"method": "drope", "window": 64, "eval_data": held, "max_steps": 6}
+    changes |= {"learning_rate": 0.01, "eval_span": 16, "rope_parameters": "{}"}
+    with pytest.raises(UserError, match="position_options"):
+        assemble(recipe(words, **changes, position_options='{"score_scale": 0.2}'))
+    prepared = assemble(recipe(words, **changes))
+    capsys.readouterr()
+    assert execute(prepared) == 0
+    assert "RoPE is dropped: attention without positions" in capsys.readouterr().out
+
+    scores = json.loads((prepared.output / extension.SCORES).read_text())
+    assert list(scores) == ["untouched", "drope, trained"]
+    ids = torch.tensor(prepared.tokenizer((words.parent / "held.txt").read_text())["input_ids"])[
+        :64
+    ]
+    with torch.no_grad():
+        losses = torch.nn.functional.cross_entropy(base(ids[None]).logits[0, :-1], ids[1:])
+    untouched = scores["untouched"]["held.txt"]["mean"]
+    assert untouched == pytest.approx(float(losses), rel=1e-5)
+    assert scores["drope, trained"]["held.txt"]["mean"] < untouched
+
+    folder.write(source_model.find(str(prepared.output)), tmp_path / "exported", "tiny")
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "exported").eval()
+    assert plain.model.rotary_emb is None
+    with torch.no_grad():
+        wanted = prepared.model.eval()(ids[None]).logits
+        torch.testing.assert_close(plain(ids[None]).logits, wanted, rtol=0, atol=2e-5)
+
+
+def test_attention_without_positions_sees_no_skip(words):  # noqa: F811
+    """PoSE trained a Nemotron-H, whose attention has no positions, on texts with holes."""
+    config = AutoConfig.for_model("nemotron_h", **(SIZES | HYBRIDS["nemotron_h"]))
+    (words / "config.json").write_text(config.to_json_string(use_diff=False))
+    with pytest.raises(UserError, match="has no positions to drop") as caught:
+        find_target(recipe(words, method="drope", rope_parameters="{}"))
+    assert caught.value.problems[0].remedy == "method: lora, full, norms"
+    changes = {"method": "full", "window": 32, "pose_chunks": 2}
+    with pytest.raises(UserError, match="has no positions, and would see no skip") as caught:
+        find_target(recipe(words, **changes))
+    (problem,) = caught.value.problems
+    assert problem.field == "pose_chunks" and problem.remedy.startswith("give pose_chunks: 1")
+    config = AutoConfig.for_model("lfm2", **(SIZES | HYBRIDS["lfm2"]))
+    (words / "config.json").write_text(config.to_json_string(use_diff=False))
+    chosen = recipe(words, **changes)
+    target = find_target(chosen)
+    assert "a state counts tokens" in hybrids.lines(target.config, chosen.skipped_content)["PoSE"]
+    assert recipe(words, method="full").skipped_content is None
