@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from tape_ds.methods.compiled_blocks import compile_model
 from tape_ds.methods.recompute import use_recompute
@@ -91,3 +92,17 @@ def test_scoring_and_generation_are_the_plain_ones():
     assert torch.equal(mine(ids).logits, plain(ids).logits)
     assert torch.equal(mine.generate(ids, max_new_tokens=4), plain.generate(ids, max_new_tokens=4))
     assert counter.frame_count == 0
+
+
+def test_a_model_of_transformers_is_compiled_as_a_whole():
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "vocab_size": 97}
+    plain = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2)).train()
+    mine = copy.deepcopy(plain)
+    counter = CompileCounterWithBackend("aot_eager")
+    assert compile_model(mine, backend=counter, mode=None) == "compiled: the model as a whole"
+    ids = tokens(2, 9)
+    torch.testing.assert_close(outcome(mine, ids), outcome(plain, ids), rtol=0, atol=1e-6)
+    graphs = counter.frame_count
+    assert graphs > 0
+    assert torch.equal(mine.eval()(ids).logits, plain.eval()(ids).logits)
+    assert counter.frame_count == graphs
