@@ -151,11 +151,11 @@ def passkey_counts(folder: Path) -> dict[int, tuple[int, int]]:
 
 
 def ruler_scores(folder: Path) -> dict[int, tuple[float, int]]:
-    """Return the sum of the scores and the questions of all of RULER's tasks at each length, from every result of it in
-    an evaluation's folder."""
+    """Return the sum of the scores and the questions of all tasks at each length, from every result of RULER or of
+    generated documents in an evaluation's folder."""
     scores: defaultdict[int, float] = defaultdict(float)
     questions: defaultdict[int, int] = defaultdict(int)
-    for file in sorted(folder.glob("*/ruler.json")):
+    for file in sorted([*folder.glob("*/ruler.json"), *folder.glob("*/retrieval.json")]):
         for cell in results.load(file).figures["cells"]:
             scores[cell["length"]] += cell["score"] * cell["samples"]
             questions[cell["length"]] += cell["samples"]
