@@ -12,7 +12,14 @@ from tape_ds.models.files import config_file, hub
 from tape_ds.models.loading.extendable import Config
 from tape_ds.planning import recipe_job
 from tape_ds.targets.find import known_target
-from tape_ds.training import compiled_ops, context_preview, device, earlier_run, library_checks
+from tape_ds.training import (
+    compiled_ops,
+    context_preview,
+    device,
+    earlier_run,
+    generated_room,
+    library_checks,
+)
 
 
 def describe(recipe: Recipe) -> str:
@@ -25,6 +32,7 @@ def describe(recipe: Recipe) -> str:
         if target is not None:
             target.check_weights()
             config = target.config
+    problems += generated_room.check(recipe)
     raise_if_any(problems)
     recipe = recipe_job.settle_here(recipe, config)
     lines = {"recipe": recipe.name, **recipe.outline()}
