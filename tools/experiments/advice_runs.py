@@ -36,6 +36,7 @@ FIRST = (("norms", "yarn"), ("lora", "yarn"), ("full", "yarn"), ("lora", "norms"
 LATER = (("theta", "lora"), ("tape+lora", "lora"), ("longlora", "lora"), ("tape", "norms"))
 TRAINED = ("norms", "lora", "full")
 RETRIEVAL = ("text", "few_1k", "many_1k", "few_4k", "many_4k", "few_16k", "many_16k")
+RETRIEVAL_SMALL = ("text", "few_512", "many_512", "few_2k", "many_2k")
 PARTS = {
     "methods": ProtocolPart(
         native=8192,
@@ -70,6 +71,15 @@ PARTS = {
         stages=(RETRIEVAL,),
         claims=tuple(itertools.product(RETRIEVAL, ("yarn",))),
         questions="RULER's single 2, multikey 1 and 2 and variable tracking, 20 questions of each at a length",
+    ),
+    "retrieval_small": ProtocolPart(
+        native=512,
+        target=2048,
+        lengths=(1024, 2048),
+        stages=(RETRIEVAL_SMALL,),
+        claims=tuple(itertools.product(RETRIEVAL_SMALL, ("yarn",))),
+        questions="Values looked up in generated documents, in held-out text and among records alone, 200 questions of "
+        "each at a length",
     ),
 }
 # seeds of a stage that claims something, and of a band
