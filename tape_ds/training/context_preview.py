@@ -53,7 +53,7 @@ def _left_context(recipe: Recipe) -> str:
     lacking = "its sequences have answers as targets"
     tokenizer = None
     if reading is not None:
-        tokenizer, lacking = _tokenizer(reading)
+        tokenizer, lacking = local_tokenizer(reading)
     if reading is None or tokenizer is None:
         return f"shown when the run has read its data ({lacking})"
     specs = weights.specs_of(recipe.data.train_data)
@@ -82,7 +82,7 @@ def _left_context(recipe: Recipe) -> str:
     return f"{histogram}, in {sampled}; about these weights: {found_weights.described()}"
 
 
-def _tokenizer(reading: DocumentReading) -> tuple[PreTrainedTokenizerBase | None, str]:
+def local_tokenizer(reading: DocumentReading) -> tuple[PreTrainedTokenizerBase | None, str]:
     """Return the tokenizer where it is on this machine; else None, and why it is not known."""
     name = reading.tokenizer
     if name is None:

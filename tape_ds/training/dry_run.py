@@ -10,13 +10,21 @@ from tape_ds.models.files import config_file, hub
 from tape_ds.models.loading.extendable import Config
 from tape_ds.planning import recipe_job
 from tape_ds.targets.find import known_target
-from tape_ds.training import compiled_ops, context_preview, device, earlier_run, library_checks
+from tape_ds.training import (
+    compiled_ops,
+    context_preview,
+    device,
+    earlier_run,
+    generated_room,
+    library_checks,
+)
 
 
 def describe(recipe: Recipe) -> str:
     """Return the plan as lines of ``name: value``."""
     with raised_together() as problems:
         problems += library_checks.check(recipe)
+        problems += generated_room.check(recipe)
         # refuses what its model cannot do, also where nothing is trained
         target = known_target(recipe)
         if target is not None:

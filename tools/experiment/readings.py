@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, stdev
@@ -211,18 +212,18 @@ def arithmetic(result: results.Result) -> Rows:
     return {"": numbers}
 
 
-def ruler(result: results.Result) -> Rows:
-    """Read RULER's scores: of each task and length, the tasks' mean at a length, and the mean of the lengths that were
-    asked together."""
+def ruler(result: results.Result, name: str = "ruler") -> Rows:
+    """Read RULER's scores, or others of its form: of each task and length, the tasks' mean at a length, and the mean of
+    the lengths that were asked together."""
     numbers = {}
     for cell in result.figures["cells"]:
         numbers[Quantity(cell["task"], "accuracy", cell["length"])] = 100 * cell["score"]
     by_length = {row["length"]: 100 * row["mean"] for row in result.figures["lengths"]}
     for length, mean in by_length.items():
-        numbers[Quantity("ruler", "accuracy", length)] = mean
+        numbers[Quantity(name, "accuracy", length)] = mean
     if len(by_length) > 1:
         ends = f"{length_label(min(by_length))} to {length_label(max(by_length))}"
-        numbers[Quantity("ruler", f"accuracy {ends}")] = fmean(by_length.values())
+        numbers[Quantity(name, f"accuracy {ends}")] = fmean(by_length.values())
     return {"": numbers}
 
 
@@ -277,6 +278,8 @@ READERS: dict[str, Callable[[results.Result], Rows]] = {
     "passkey": passkeys,
     "harness": harness,
     "ruler": ruler,
+    # of tools.experiments.generated_questions
+    "retrieval": partial(ruler, name="retrieval"),
     "arithmetic": arithmetic,
     "addressing": addressing,
     "table3": flops,

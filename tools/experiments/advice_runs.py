@@ -36,6 +36,7 @@ FIRST = (("norms", "yarn"), ("lora", "yarn"), ("full", "yarn"), ("lora", "norms"
 LATER = (("theta", "lora"), ("tape+lora", "lora"), ("longlora", "lora"), ("tape", "norms"))
 TRAINED = ("norms", "lora", "full")
 RETRIEVAL = ("text", "few_1k", "many_1k", "few_4k", "many_4k", "few_16k", "many_16k")
+RETRIEVAL_SMALL = ("text", "few_512", "many_512", "few_2k", "many_2k")
 PARTS = {
     "methods": ProtocolPart(
         native=8192,
@@ -70,6 +71,15 @@ PARTS = {
         stages=(RETRIEVAL,),
         claims=tuple(itertools.product(RETRIEVAL, ("yarn",))),
         questions="RULER's single 2, multikey 1 and 2 and variable tracking, 20 questions of each at a length",
+    ),
+    "retrieval_small": ProtocolPart(
+        native=512,
+        target=2048,
+        lengths=(1024, 2048),
+        stages=(RETRIEVAL_SMALL,),
+        claims=tuple(itertools.product(RETRIEVAL_SMALL, ("yarn",))),
+        questions="Values looked up in generated documents, in held-out text and among records alone, 200 questions of "
+        "each at a length",
     ),
 }
 # seeds of a stage that claims something, and of a band
@@ -151,11 +161,11 @@ def passkey_counts(folder: Path) -> dict[int, tuple[int, int]]:
 
 
 def ruler_scores(folder: Path) -> dict[int, tuple[float, int]]:
-    """Return the sum of the scores and the questions of all of RULER's tasks at each length, from every result of it in
-    an evaluation's folder."""
+    """Return the sum of the scores and the questions of all tasks at each length, from every result of RULER or of
+    generated documents in an evaluation's folder."""
     scores: defaultdict[int, float] = defaultdict(float)
     questions: defaultdict[int, int] = defaultdict(int)
-    for file in sorted(folder.glob("*/ruler.json")):
+    for file in sorted([*folder.glob("*/ruler.json"), *folder.glob("*/retrieval.json")]):
         for cell in results.load(file).figures["cells"]:
             scores[cell["length"]] += cell["score"] * cell["samples"]
             questions[cell["length"]] += cell["samples"]

@@ -89,6 +89,17 @@ RULER = {
             },
         ),
         (
+            readings.READERS["retrieval"],
+            result(RULER),
+            {
+                Quantity("vt", "accuracy", 12288): 50.0,
+                Quantity("vt", "accuracy", 16384): 25.0,
+                Quantity("retrieval", "accuracy", 12288): 50.0,
+                Quantity("retrieval", "accuracy", 16384): 25.0,
+                Quantity("retrieval", "accuracy 12k to 16k"): 37.5,
+            },
+        ),
+        (
             readings.arithmetic,
             result({"task": "addition", "trained": [20, 20], "means": MEANS}),
             {Quantity("addition_20", "exact_match"): 25.0, Quantity("addition_20", "exact_match beyond"): 0.0},

@@ -7,7 +7,7 @@ from scipy import stats
 
 from tape_ds import results
 from tape_ds.scoring.span_losses import SpanLosses
-from tools.experiment import statistics
+from tools.experiment import statistics, table
 from tools.experiments import advice, advice_runs
 
 METHODS = advice.PARTS["methods"]
@@ -155,3 +155,12 @@ def test_rulers_tasks_are_counted_together(runs):
     claims = {(claim.figure, claim.arm): claim for claim in advice.claims_of(part, arms)}
     assert len(claims) == 4 and claims[advice.KEYS, "many_16k"].found.mean == pytest.approx(15.5)
     assert "RULER's single 2" in advice.page(part, "retrieval", arms, [*claims.values()])
+
+
+@pytest.mark.parametrize("name", ["retrieval", "retrieval_small"])
+def test_a_part_compares_all_trained_arms_of_its_file(name):
+    part = advice.PARTS[name]
+    arms = set(map(table.folder_of, table.read(name).arms))
+    untrained = {arm for arm in arms if arm.startswith("yarn")}
+    assert set(part.stages[0]) == arms - untrained and part.reference in untrained
+    assert set(part.claims) == {(arm, part.reference) for arm in part.stages[0]}
