@@ -166,7 +166,7 @@ def page(stored: results.Result) -> str:
             if peer_runs:
                 milliseconds = 1000 * statistics.median(peer_runs)
                 rows.append([label, peer, "", f"{milliseconds:.1f}", "1.00"])
-        for name in (*ENCODINGS, *(name + COMPILED for name in ENCODINGS)):
+        for name in (*ENCODINGS, *(name + COMPILED for name in COMPILED_ENCODINGS)):
             peer = PEER + COMPILED if name.endswith(COMPILED) else PEER
             for version, runs in versions.items():
                 if name not in runs[0]:

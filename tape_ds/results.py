@@ -330,4 +330,4 @@ def passkeys_of(
     """Return the rows of one variant from a run's figure ``passkey``, by default of the last, the run's result."""
     if rows and variant is None:
         variant = rows[-1].get("variant")
-    return [row for row in rows if row.get("variant") == variant]
+    return by_variant(rows).get(variant, [])

@@ -91,7 +91,7 @@ def main(argv: list[str] | None = None) -> int:
     if options.out is not None and source is not None:
         served = config_json.planned(source.config)
         if around is not None:
-            served = {**served, "model_type": around.whole.model_type}
+            served = config_json.put_back(served, around)
         if not options.check_anyway:
             known = [name for name in options.check if name in table.engines()]
             problems += table.check_served("--check", known, served)

@@ -302,7 +302,7 @@ class Trainer(Library):
                 "give fewer, or a share of the run (below 1)",
             )
 
-    @rule("dataloader_num_workers")
+    @rule("dataloader_num_workers", "torch_compile")
     def _values(self, recipe: RecipeView) -> Iterator[Problem]:
         # a field that is wrong by itself has its default here, which is never refused
         if self.save_strategy not in ("steps", "no"):
@@ -324,6 +324,11 @@ class Trainer(Library):
             if value := getattr(self, name):
                 remedy = "remove it, or dataloader_num_workers: 1"
                 yield Problem(name, value, "no worker: dataloader_num_workers = 0", remedy)
+        unread = () if self.torch_compile or not recipe.trains else COMPILED
+        for name in unread:
+            if value := getattr(self, name):
+                remedy = "add torch_compile: true, or remove it"
+                yield Problem(name, value, "is not read without torch_compile", remedy)
         if self.bf16 and self.fp16:
             yield Problem("fp16", True, "bf16 is on as well", "bf16: false, or fp16: false")
         reentrant = (self.activation_checkpointing_kwargs or {}).get("use_reentrant", False)

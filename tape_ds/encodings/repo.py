@@ -96,8 +96,6 @@ class RepoLayer(RopeLayer):
         if observed is None:
             assert start is not None
             return super().rotate(q_BHTK, k_BGTK, start, state)
-        # Angles and tables are fp32, of each head and layer: a backward computes them again from the positions.
-        again: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
         turns = (
             observed,
             self.frequencies.on(observed.device).to(observed.dtype),
@@ -106,6 +104,8 @@ class RepoLayer(RopeLayer):
         if torch.compiler.is_compiling():
             # a compiler decides itself what is computed again
             return turned(q_BHTK, *turns), turned(k_BGTK, *turns)
+        # Angles and tables are fp32, of each head and layer: a backward computes them again from the positions.
+        again: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
         return checkpoint(turned, q_BHTK, *turns, **again), checkpoint(
             turned, k_BGTK, *turns, **again
         )

@@ -110,7 +110,7 @@ def text(
     auto_class = "AutoModelForCausalLM"
     task = "text-generation"
     if around is not None:
-        served = served | {"model_type": around.whole.model_type}
+        served = config_json.put_back(served, around)
         kind = around.class_name
         auto_class = "AutoModelForImageTextToText"
         task = "image-text-to-text"

@@ -23,6 +23,7 @@ from tape_ds.engines.forms import own_attention_factor
 from tape_ds.mappings import without
 from tape_ds.models.files.config_file import SHAPES, plain_type
 from tape_ds.models.loading import extendable, wrapper
+from tape_ds.models.loading.wrapper import Wrapper
 from tape_ds.registration import TYPES
 
 _PARTIAL = trained_rope.PARTIAL
@@ -38,11 +39,16 @@ def described(config: Any, base: str) -> str:
     whole = wrapper.find(base) if base else None
     into = ""
     if whole is not None and "rope_parameters" in content:
-        content = {**content, "model_type": whole.whole.model_type}
+        content = put_back(content, whole)
         into = f" (a {whole.class_name} with the decoder put back)"
     elif whole is not None:
         into = " --text_only"
     return f"after tape-ds export{into}: {table.summary(content)}"
+
+
+def put_back(content: Mapping[str, Any], whole: Wrapper) -> dict[str, Any]:
+    """Return a decoder's :func:`planned` fields inside the model with pictures that it is put back into."""
+    return {**content, "model_type": whole.whole.model_type}
 
 
 def planned(config: Any) -> dict[str, Any]:

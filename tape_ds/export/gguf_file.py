@@ -190,10 +190,7 @@ def _weights(whole: WholeModel) -> TensorRows:
 def _end_ids(source: SourceModel) -> list[int]:
     file = source.folder / weight_files.GENERATION
     content = json_file.read(file, "source", str(source.folder)) if file.is_file() else {}
-    ends = content.get("eos_token_id", source.config.eos_token_id)
-    if not isinstance(ends, list):
-        ends = [ends]
-    return [number for number in ends if isinstance(number, int)]
+    return config_file.token_ids(content.get("eos_token_id", source.config.eos_token_id))
 
 
 def _add_keys(writer: GGUFWriter, plan: GgufPlan) -> None:

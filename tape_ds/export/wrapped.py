@@ -24,6 +24,7 @@ from tape_ds.errors import Problem, UserError, collecting, raise_if_any
 from tape_ds.export.card import CARD
 from tape_ds.models import writing
 from tape_ds.models.files import exact, json_file, weight_files
+from tape_ds.models.files.config_file import token_ids
 from tape_ds.models.files.hub import CONFIG
 from tape_ds.models.files.tensor_rows import StoredRows, pieces
 from tape_ds.models.loading import wrapper
@@ -54,7 +55,7 @@ def check(whole: Wrapper) -> list[Problem]:
         wrong = f"the model around the decoder has its weights in {others[0]}, and safetensors are written"
         problems.append(Problem("source", str(whole.folder), wrong, _ALONE))
     with collecting(problems):
-        _tokenizer_settings(whole.folder)
+        _settings(whole.folder, TOKENIZER)
     return problems
 
 
@@ -167,16 +168,17 @@ def _require_same_rope(decoder: Path, folder: Path) -> None:
         raise UserError(Problem("source", str(decoder), wrong, _ALONE))
 
 
-def _tokenizer_settings(folder: Path) -> dict[str, Any] | None:
-    file = folder / TOKENIZER
+def _settings(folder: Path, name: str) -> dict[str, Any]:
+    """Return the content of a JSON file of a folder, which need not be there."""
+    file = folder / name
     if not file.is_file():
-        return None
-    return dict(json_file.read(file, "source", str(folder)))
+        return {}
+    return json_file.read(file, "source", str(folder))
 
 
 def _write_length(folder: Path, config: Mapping[str, Any]) -> None:
     """Make a tokenizer that names the length before the extension name the one after."""
-    settings = _tokenizer_settings(folder)
+    settings = _settings(folder, TOKENIZER)
     length = config[wrapper.TEXT].get("max_position_embeddings")
     if length is not None and settings and settings.get("model_max_length", length) < length:
         settings["model_max_length"] = length
@@ -185,10 +187,10 @@ def _write_length(folder: Path, config: Mapping[str, Any]) -> None:
 
 def _write_ends(decoder: Path, folder: Path) -> None:
     """Add the tokens that end an answer since training, such as those of a chat template, to the folder's."""
-    trained = _generation(decoder)
-    own = _generation(folder)
-    known = _as_list(own.get(_ENDS))
-    missing = [token for token in _as_list(trained.get(_ENDS)) if token not in known]
+    trained = _settings(decoder, weight_files.GENERATION)
+    own = _settings(folder, weight_files.GENERATION)
+    known = token_ids(own.get(_ENDS))
+    missing = [token for token in token_ids(trained.get(_ENDS)) if token not in known]
     if missing:
         own = own or trained
         own[_ENDS] = [*known, *missing]
@@ -197,7 +199,7 @@ def _write_ends(decoder: Path, folder: Path) -> None:
 
 def _write_template(decoder: Path, folder: Path) -> None:
     """Give the folder the chat template that was trained with, where it has another."""
-    trained = (_tokenizer_settings(decoder) or {}).get(_TEMPLATE)
+    trained = _settings(decoder, TOKENIZER).get(_TEMPLATE)
     if not isinstance(trained, str):
         return
     if tokenizers.load_tokenizer(str(folder), "source").chat_template == trained:
@@ -205,20 +207,7 @@ def _write_template(decoder: Path, folder: Path) -> None:
     (folder / f"{_TEMPLATE}.jinja").write_text(trained, encoding="utf-8")
     # the form that processors had before
     (folder / f"{_TEMPLATE}.json").unlink(missing_ok=True)
-    settings = _tokenizer_settings(folder)
-    if settings and _TEMPLATE in settings:
+    settings = _settings(folder, TOKENIZER)
+    if _TEMPLATE in settings:
         settings[_TEMPLATE] = trained
         storage.write_json(folder / TOKENIZER, settings)
-
-
-def _generation(folder: Path) -> dict[str, Any]:
-    file = folder / weight_files.GENERATION
-    if not file.is_file():
-        return {}
-    return dict(json_file.read(file, "source", str(folder)))
-
-
-def _as_list(tokens: Any) -> list[int]:
-    if tokens is None:
-        return []
-    return list(tokens) if isinstance(tokens, list) else [tokens]

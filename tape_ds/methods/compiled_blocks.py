@@ -6,7 +6,7 @@ queries, keys and values, and from attention's output to its end. Attention then
 documents have, where a graph would mask it, and makes a bias a part of the queries at a time. So no graph breaks, and
 none depends on how rows are packed.
 
-The blocks of one kind share their graphs. A first length has a graph of its own, and all others share a second one.
+The blocks of one kind share their graphs. The first length gets one, and all other lengths share a second one.
 Scoring and generation during a run compute as a run without compilation does.
 """
 

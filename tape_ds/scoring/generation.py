@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from transformers import GenerationConfig
 
+from tape_ds.models.files.config_file import token_ids
 from tape_ds.scoring import CHUNK
 from tape_ds.scoring.losses import bare, evaluating
 from tape_ds.scoring.replies import reads_in_pieces, until
@@ -82,7 +83,5 @@ def continue_prompts(
 def ends_of(model: nn.Module, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
     """Return the ids that end a text: the tokenizer's, and those of the checkpoint's generation settings."""
     config = getattr(bare(model), "generation_config", None)
-    named = getattr(config, "eos_token_id", None)
-    if not isinstance(named, (list, tuple)):
-        named = [named]
-    return sorted({int(token) for token in (tokenizer.eos_token_id, *named) if token is not None})
+    named = token_ids(getattr(config, "eos_token_id", None))
+    return sorted({*token_ids(tokenizer.eos_token_id), *named})

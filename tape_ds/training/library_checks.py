@@ -75,13 +75,6 @@ def check(recipe: Recipe) -> list[Problem]:
         found.append(
             Problem("torch_compile", True, wrong, "use deepspeed: zero1 or zero2; or remove it")
         )
-    if not recipe.trainer.torch_compile:
-        unread = {"torch_compile_backend": backend, "torch_compile_mode": mode}
-        for setting, given_value in unread.items():
-            if given_value is not None:
-                wrong = "is not read without torch_compile"
-                remedy = "add torch_compile: true, or remove it"
-                found.append(Problem(setting, given_value, wrong, remedy))
     options = recipe.trainer.activation_checkpointing_kwargs
     if options and recipe.trainer.recomputes:
         try:

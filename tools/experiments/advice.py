@@ -318,7 +318,7 @@ def draw(part: ProtocolPart, arms: Arms, path: Path) -> None:
 def main(argv: list[str] | None = None) -> int:
     typed = sys.argv[1:] if argv is None else argv
     parser = Parser(prog="python -m tools.experiments.advice", description=__doc__)
-    parser.add_argument("part", choices=PARTS, help="of the protocol: 8, 9, 10, 12, 11, 13 and 13")
+    parser.add_argument("part", choices=PARTS, help="of the protocol, by its experiment")
     parser.add_argument("runs", help="the folder of the experiment's runs")
     parser.add_argument("--output", required=True, help="folder of the page")
     options = parser.parse_args(typed)

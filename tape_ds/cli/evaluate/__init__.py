@@ -4,7 +4,7 @@
     tape-ds evaluate perplexity MODEL --data stdlib --lengths 2k 8k 16k
     tape-ds evaluate passkey    MODEL --lengths 4k 8k 16k         a heat map of depth and length
     tape-ds evaluate ruler      MODEL --lengths 4k 8k 16k         RULER's tasks, and the length that a model uses
-    tape-ds evaluate generated MODEL --digits 12                 a heat map of both operands' lengths
+    tape-ds evaluate generated  MODEL --digits 12                a heat map of both operands' lengths
     tape-ds evaluate harness    MODEL --tasks tape_table9         lm-eval's tasks: MMLU, ARC, SCROLLS, ...
     tape-ds evaluate report     RUNS ... --output PAGE            one page that compares them
 

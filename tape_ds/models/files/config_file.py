@@ -207,3 +207,9 @@ def _without(field: str, name: str, folder: Path, files: tuple[str, ...]) -> Pro
     if inner:
         remedy = f"did you mean {inner[0]}?"
     return Problem(field, name, f"no {' and no '.join(files)} in this folder", remedy)
+
+
+def token_ids(value: Any) -> list[int]:
+    """Return the ids of a configuration's field that has one token, a list of some, or none."""
+    listed = value if isinstance(value, list | tuple) else [value]
+    return [token for token in listed if isinstance(token, int)]

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import AutoConfig, PreTrainedConfig
@@ -24,6 +23,7 @@ from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models import writing
 from tape_ds.models.decoder_configuration import changes_logits
 from tape_ds.models.files import weight_files
+from tape_ds.models.files.config_file import token_ids
 from tape_ds.models.files.hub import CONFIG
 from tape_ds.models.files.tensor_rows import StoredRows, pieces
 
@@ -82,25 +82,17 @@ def text_config(whole: PreTrainedConfig) -> PreTrainedConfig | None:
 def _placeholders(whole: PreTrainedConfig, text: PreTrainedConfig) -> dict[str, list[int]]:
     of_text = set()
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        of_text |= set(_as_list(getattr(text, name, None)))
+        of_text |= set(token_ids(getattr(text, name, None)))
     found = {}
     for name, value in whole.to_dict().items():
         if not _OF_TOKENS.search(name) or _OF_TEXT.search(name):
             continue
         # some configurations have tokens that no row is for
-        rows = [token for token in _as_list(value) if 0 <= token < text.vocab_size]
+        rows = [token for token in token_ids(value) if 0 <= token < text.vocab_size]
         own = [token for token in rows if token not in of_text]
         if own:
             found[name] = own
     return found
-
-
-def _as_list(tokens: Any) -> list[int]:
-    if isinstance(tokens, int):
-        return [tokens]
-    if isinstance(tokens, list | tuple):
-        return list(tokens)
-    return []
 
 
 def decoder_names(

@@ -32,6 +32,7 @@ from tape_ds.data.selection import spread, token_counts
 from tape_ds.distributed.distributed_map import distributed_map
 from tape_ds.encodings import scaling
 from tape_ds.errors import Problem, UserError
+from tape_ds.models.files.config_file import token_ids
 from tape_ds.models.loading import extendable
 from tape_ds.models.loading.extendable import Config
 from tape_ds.run_folder import RESULTS
@@ -177,11 +178,7 @@ class Finetuning(Run[F, DataToFinetune], Generic[F]):
         """Load the base, and add the tokens that end an answer to those that end its generation."""
         model = extendable.load(job.base.folder, data.config, dtype=weights_dtype(job.arguments))
         generation = model.generation_config
-        known = generation.eos_token_id
-        if known is None:
-            known = []
-        elif not isinstance(known, list):
-            known = [known]
+        known = token_ids(generation.eos_token_id)
         missing = [token for token in data.texts.ends if token not in known]
         if missing:
             generation.eos_token_id = [*known, *missing]
