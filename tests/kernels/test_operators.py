@@ -86,7 +86,7 @@ def function_of(name):
     """A function of tensors, and these."""
     if name == "rotate":
         x, start, state, _ = test_rotate.example(4, 2)
-        return lambda x, state: rotate(rotate(x, start, state), start), (x, state)
+        return lambda x, state: rotate(rotate(x, start, state), start, state), (x, state)
     if name == "position_mix":
         start, *tensors = test_position_mix.example(6, 3)
         mix = functools.partial(position_mix, start, dtype=torch.float32, unit=True)

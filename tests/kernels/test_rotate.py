@@ -164,6 +164,31 @@ def test_rows_are_written_contiguous_whatever_is_read():
     opcheck(torch.ops.tape_ds.rotate.default, inputs[:3], test_utils="test_faketensor")
 
 
+@pytest.mark.parametrize("groups, dtype", [(1, torch.float32), (2, torch.bfloat16)])
+def test_a_graph_compiled_for_a_cpu_fuses_the_start_s_rotation(groups, dtype):
+    """The same numbers without an operator; an exported graph and a learned state keep it."""
+    names = []
+
+    def backend(graph, inputs):
+        names.extend(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    x, start, state, grad = example(4, groups, shared=groups, dtype=dtype)
+    compiled = torch.compile(rotate, fullgraph=True, backend=backend)
+    leaf = x.detach().requires_grad_()
+    out = compiled(leaf, start)
+    assert not any("tape_ds" in name for name in names)
+    check([out.detach(), *torch.autograd.grad(out, leaf, grad)], (x, start, None, grad))
+    compiled(x, start, state)
+    assert any("tape_ds.rotate" in name for name in names)
+
+    class Rotation(torch.nn.Module):
+        def forward(self, x, start):
+            return rotate(x, start)
+
+    assert "tape_ds.rotate" in str(torch.export.export(Rotation(), (x, start)).graph)
+
+
 @pytest.mark.parametrize("learned", [False, True])
 def test_x_is_saved_only_for_the_state_s_gradient(learned):
     x, start, state, _ = example(4, 2)
