@@ -20,7 +20,8 @@ from tests.integration.freeze_losses import LAUNCHERS, NAMES, SAVED, SHARING
 
 EXTENDED = "extend_llama-zero3"
 SHARED = {"extend_llama-tensor", "extend_llama-sequence"}
-DAILY = {EXTENDED, *SHARED, "pretrain_c4-zero1"}
+DAILY = {EXTENDED, "extend_llama-tensor", "pretrain_c4-zero1"}
+"""Sequence parallelism is compared with one process daily in tests/distributed."""
 SCORED = {
     "extend_llama": {
         "eval_data": "text:{material}/held_out.txt",
@@ -111,7 +112,7 @@ def test_compiled_blocks_learn_the_same(material, tmp_path, launcher, sharing):
 
 
 @pytest.mark.parametrize(
-    "name", some([name for name in NAMES if not name.endswith("-zero3")], SHARED)
+    "name", some([name for name in NAMES if not name.endswith("-zero3")], DAILY & SHARED)
 )
 def test_scores_do_not_depend_on_how_the_work_is_shared(uninterrupted, name):
     """Ranks that share sequences in training score documents of their own; pieces of a model are scored together."""
