@@ -10,12 +10,14 @@ folder instead. Exit codes: 0 done; 2 bad input.
 
 import json
 import sys
+from pathlib import Path
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from tape_ds import building, paths
 from tape_ds.arguments import Parser
-from tape_ds.errors import Problem, UserError, check_folder, command, did_you_mean, raise_if_any
+from tape_ds.errors import Problem, UserError, command, did_you_mean, raise_if_any
 
 
 @command
@@ -31,7 +33,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output", required=True)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(sys.argv[1:] if argv is None else argv)
-    problems = check_folder("--output", options.output)
+    output = Path(options.output)
+    problems = paths.check_new("--output", output)
     if not isinstance(options.config, dict):
         remedy = 'give a mapping, such as {"hidden_size": 128}'
         problems.append(Problem("--config", options.config, "not a mapping", remedy))
@@ -54,8 +57,12 @@ def main(argv: list[str] | None = None) -> int:
     config = AutoConfig.for_model(options.family, **fields | options.config)
     torch.manual_seed(options.seed)
     model = AutoModelForCausalLM.from_config(config)
-    model.save_pretrained(options.output)
-    tokenizer.save_pretrained(options.output)
+
+    def write(folder: Path) -> None:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+    building.build_aside(output, write, "--output")
     print(f"{options.output}: {type(model).__name__}, {model.num_parameters():,} parameters")
     return 0
 
