@@ -18,11 +18,13 @@ from pydantic.fields import FieldInfo
 
 from tape_ds.config import files
 from tape_ds.config.files import Collected, Given
+from tape_ds.data.sources import KINDS
 from tape_ds.errors import Problem, did_you_mean
 from tape_ds.fields import takes
 
 WHERE = "command line"
 _FLAG = re.compile(r"--([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
+_BEFORE_A_SPEC = re.compile(rf",(?=\s*(?:{'|'.join(KINDS)})(?:[:#,]|\s*$))")
 
 
 def read(argv: list[str], problems: list[Problem]) -> dict[str, list[str]]:
@@ -177,7 +179,14 @@ def _items(text: str, annotation: Any) -> list[Any]:
         annotation
     ]
     item = (get_args(lists[0]) or (str,))[0]
-    return [meant(part.strip(), item) for part in text.split(",") if part.strip()]
+    return [meant(part.strip(), item) for part in _parts(text) if part.strip()]
+
+
+def _parts(text: str) -> list[str]:
+    """Return what commas separate; in a data spec they may be of a path or an option, unless another spec follows."""
+    if text.partition(":")[0] in KINDS:
+        return _BEFORE_A_SPEC.split(text)
+    return text.split(",")
 
 
 def plain(text: str) -> Any:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tape_ds.config import command_line
 from tape_ds.config.kinds import KINDS
 from tape_ds.config.loading import load as load_recipe
 from tape_ds.training import dry_run
@@ -132,6 +133,27 @@ def test_lists_on_the_command_line(argv):
         "stdlib:typing.py",
         "stdlib:inspect.py",
     ]
+
+
+@pytest.mark.parametrize(
+    "text, specs",
+    [
+        (
+            "generated:retrieval#families=lookup,chain",
+            ["generated:retrieval#families=lookup,chain"],
+        ),
+        ("text:a,b.txt", ["text:a,b.txt"]),
+        ("text:a,b.txt,stdlib", ["text:a,b.txt", "stdlib"]),
+        (
+            "jsonl:a#x,y, stdlib:typing.py,arrow:b,c",
+            ["jsonl:a#x,y", "stdlib:typing.py", "arrow:b,c"],
+        ),
+        ("text:a,stdlibs", ["text:a,stdlibs"]),
+    ],
+)
+def test_a_comma_of_a_data_spec_separates_nothing(text, specs):
+    assert command_line.meant(text, list[str]) == specs
+    assert command_line.meant(text, list[str] | str) == specs
 
 
 def test_the_last_word_counts_on_the_command_line():

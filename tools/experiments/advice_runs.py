@@ -36,7 +36,8 @@ FIRST = (("norms", "yarn"), ("lora", "yarn"), ("full", "yarn"), ("lora", "norms"
 LATER = (("theta", "lora"), ("tape+lora", "lora"), ("longlora", "lora"), ("tape", "norms"))
 TRAINED = ("norms", "lora", "full")
 RETRIEVAL = ("text", "few_1k", "many_1k", "few_4k", "many_4k", "few_16k", "many_16k")
-RETRIEVAL_SMALL = ("text", "few_512", "many_512", "few_2k", "many_2k")
+WINDOWS = ("few_512", "many_512", "few_2k", "many_2k")
+RETRIEVAL_SMALL = ("text", *WINDOWS, *map("asked_{}".format, WINDOWS))
 PARTS = {
     "methods": ProtocolPart(
         native=8192,
@@ -78,7 +79,7 @@ PARTS = {
         lengths=(1024, 2048),
         stages=(RETRIEVAL_SMALL,),
         claims=tuple(itertools.product(RETRIEVAL_SMALL, ("yarn",))),
-        questions="Values looked up in generated documents, in held-out text and among records alone, 200 questions of "
+        questions="Values looked up in generated documents, in held-out text and among records alone, 100 questions of "
         "each at a length",
     ),
 }

@@ -5,8 +5,9 @@
 A list of names and values is written twice, and the second time is the target. It gets harder in stages, each begun
 when the one before is answered: in the same order; in another; with more entries; with names that differ in one part.
 On documents alone, where little of a sequence is an answer, a model of a million parameters found nothing in five
-million tokens. Embeddings need a large ``initializer_range``, such as 0.1: from small ones all digits become one vector, which
-no attention copies. Exit codes: 0 done; 1 a stage is not answered after ``--steps``; 2 bad input.
+million tokens. Embeddings are drawn anew, larger than most families' (``--embedding_std``): from small ones all digits
+become one vector, which no attention can copy. Exit codes: 0 done; 1 a stage is not answered after ``--steps``; 2 bad
+input.
 """
 
 import sys
@@ -172,6 +173,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=6000, help="at most; default: %(default)s")
     parser.add_argument("--tokens", type=int, default=4096, help="a step; default: %(default)s")
     parser.add_argument("--learning_rate", type=float, default=2e-3)
+    parser.add_argument("--embedding_std", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(sys.argv[1:] if argv is None else argv)
     output = Path(options.output)
@@ -183,6 +185,7 @@ def main(argv: list[str] | None = None) -> int:
     torch.manual_seed(options.seed)
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
+    torch.nn.init.normal_(model.get_input_embeddings().weight, std=options.embedding_std)
     learned = teach(
         model,
         ListWriter(tokenizer, options.tokens),
