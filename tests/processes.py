@@ -192,13 +192,13 @@ class Forked(_Logged):
             "MASTER_ADDR": "127.0.0.1",
         }
         job |= {"MASTER_PORT": str(free_port()), "HF_HUB_OFFLINE": "1", **(environment or {})}
-        told = [
+        environments = [
             variables() | job | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             for rank in range(processes)
         ]
         words = [str(word) for word in words]
         self._processes = [
-            server().Process(target=_become, args=(script, words, log, own)) for own in told
+            server().Process(target=_become, args=(script, words, log, own)) for own in environments
         ]
         for process in self._processes:
             process.start()

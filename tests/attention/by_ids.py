@@ -1,4 +1,4 @@
-"""Attention of one value, its documents told by their ids: as tests write it."""
+"""Attention of one value, with documents given by ids: as tests write it."""
 
 from tape_ds.attention import attend as attention
 from tape_ds.attention.document_layout import layout_of_ids

@@ -56,11 +56,11 @@ def test_one_document_a_sequence_has_no_borders():
 
 def test_a_collator_s_borders_are_those_of_the_ids():
     ids = torch.tensor([[0, 0, 0, 1], [2, 3, 3, 3]])
-    told = layout_of_packed_sequences(torch.tensor([0, 3, 4, 5, 8]), 3, sequences=2, tokens=4)
+    stated = layout_of_packed_sequences(torch.tensor([0, 3, 4, 5, 8]), 3, sequences=2, tokens=4)
     worked_out = layout_of_ids(ids, 4)
-    assert told.known and not worked_out.known and not told.may_pad
-    assert torch.equal(told.ids_BS, ids) and told.ids_BS.dtype == torch.int32
-    for one, other in zip(told.packed, worked_out.packed, strict=True):
+    assert stated.known and not worked_out.known and not stated.may_pad
+    assert torch.equal(stated.ids_BS, ids) and stated.ids_BS.dtype == torch.int32
+    for one, other in zip(stated.packed, worked_out.packed, strict=True):
         assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
 
 
@@ -82,18 +82,18 @@ def test_a_position_that_does_not_increase_starts_a_document():
     assert ids_of_positions(torch.tensor([packed, posed])).tolist() == [[0, 0, 0, 1, 2, 2], [0] * 6]
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["told", "worked out"])
-def test_they_follow_a_block_to_its_device(told):
+@pytest.mark.parametrize("stated", [True, False], ids=["stated", "worked out"])
+def test_they_follow_a_block_to_its_device(stated):
     """accelerate moves what a block of a model on several GPUs is given, if it has ``to``: masks stayed behind."""
     ids = torch.tensor([[0, 0, 1]])
     layout = (
         layout_of_packed_sequences(torch.tensor([0, 2, 3]), 2, 1, 3)
-        if told
+        if stated
         else layout_of_ids(ids, 3)
     )
     moved = send_to_device({"layout": layout}, torch.device("meta"))["layout"]
-    assert moved.ids_BS.device.type == "meta" and moved.known == told
+    assert moved.ids_BS.device.type == "meta" and moved.known == stated
     assert layout.to("meta") is moved, "made once for all blocks there"
     assert layout.to("cpu") is layout
-    if told:
+    if stated:
         assert moved.packed.cu_keys.device.type == "meta" and moved.packed.longest_keys == 2

@@ -114,15 +114,15 @@ def forward_and_backward(
     config = tiny_config(
         "gqa", encoding, attention_backend="varlen", max_position_embeddings=tokens
     )
-    told = cu_seq_lens(documents, tokens, sequences)
-    told["cu_seq_lens_q"] = told["cu_seq_lens_q"].to("meta")
+    layout = cu_seq_lens(documents, tokens, sequences)
+    layout["cu_seq_lens_q"] = layout["cu_seq_lens_q"].to("meta")
     with torch.device("meta"):
         model = TapeForCausalLM(config).bfloat16().train()
         ids = torch.zeros(sequences, tokens, dtype=torch.int64)
     if recompute:
         use_recompute(model, 1)
     with Watch() as forward:
-        loss = model(input_ids=ids, labels=ids, use_cache=False, **told).loss
+        loss = model(input_ids=ids, labels=ids, use_cache=False, **layout).loss
     with Watch() as backward:
         loss.backward()
     return forward, backward
@@ -152,10 +152,10 @@ def test_memory_beside_attention_does_not_grow_with_the_documents():
 
 @pytest.fixture
 def activated(monkeypatch):
-    """Starts on a Hopper GPU with the package; the list of versions that torch is told to run."""
-    told = []
+    """Starts on a Hopper GPU with the package; the versions that torch is asked to run."""
+    versions = []
 
-    def start(activate=told.append):
+    def start(activate=versions.append):
         monkeypatch.setattr(
             importlib.util,
             "find_spec",
@@ -164,7 +164,7 @@ def activated(monkeypatch):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
         monkeypatch.setattr(torch.nn.attention, "current_flash_attention_impl", lambda: None)
         monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", activate)
-        return told
+        return versions
 
     flash.use_flash_attention_3.cache_clear()
     yield start
@@ -172,7 +172,7 @@ def activated(monkeypatch):
 
 
 def test_hopper_s_calls_run_flash_attention_3_where_it_is_installed(activated, monkeypatch):
-    told = activated()
+    versions = activated()
     monkeypatch.setattr(flash, "attention_by_documents", lambda *arguments, **named: ())
     with FakeTensorMode():
         q, k, v = (torch.empty(1, 2, 16, 8, device="cuda", dtype=torch.bfloat16) for _ in range(3))
@@ -180,7 +180,7 @@ def test_hopper_s_calls_run_flash_attention_3_where_it_is_installed(activated, m
             flash.attention_by_varlen(
                 AttentionCall(q, k, (v,), layout=None, offset=0, scale=1.0, bias=None)
             )
-    assert told == ["FA3"]
+    assert versions == ["FA3"]
 
 
 def test_a_package_that_torch_cannot_use_is_left_out(activated, caplog):

@@ -16,7 +16,10 @@ def write_cut_engine(folder, groups, cuts, size, stage, processes, **options):
     :func:`write_engine`'s.
     """
     folder.mkdir(parents=True)
-    told = {"size": size, "cuts": {name: [dim, list(sizes)] for name, (dim, sizes) in cuts.items()}}
+    record = {
+        "size": size,
+        "cuts": {name: [dim, list(sizes)] for name, (dim, sizes) in cuts.items()},
+    }
     for tensor in range(size):
         own = [
             {name: piece(each, cuts.get(name), tensor) for name, each in group.items()}
@@ -24,8 +27,8 @@ def write_cut_engine(folder, groups, cuts, size, stage, processes, **options):
         ]
         aside = folder / f"of{tensor}"
         write_engine(aside, own, stage, processes, **options)
-        tied = {"shared_params": {}} if tensor else {}  # the job's rank 0 alone tells them
-        change(aside / "mp_rank_00_model_states.pt", **{TENSOR_PARALLEL: told}, **tied)
+        tied = {"shared_params": {}} if tensor else {}  # the job's rank 0 alone has them
+        change(aside / "mp_rank_00_model_states.pt", **{TENSOR_PARALLEL: record}, **tied)
         for path in aside.iterdir():
             path.rename(folder / path.name.replace("mp_rank_00", f"mp_rank_{tensor:02d}"))
         aside.rmdir()

@@ -1,4 +1,4 @@
-"""Recipes in files: variants, where their values stand, what they are called, and what is told of a wrong one."""
+"""Recipes in files: variants, where their values stand, what they are called, and the messages about wrong ones."""
 
 import pytest
 import yaml

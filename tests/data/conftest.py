@@ -26,7 +26,7 @@ class CountingTokenizer(PreTrainedTokenizerFast):
 
 
 def build_tokenizer(bos: bool = True) -> CountingTokenizer:
-    """A byte-level BPE of 300 entries; like Llama's, it begins a text with BOS unless told otherwise."""
+    """A byte-level BPE of 300 entries; like Llama's, it begins a text with BOS unless asked otherwise."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -76,7 +76,7 @@ def test_rows_are_those_of_tokenize(spec, silent, tmp_path, monkeypatch):
 
 
 def as_before(folder):
-    """Make a prepared folder one of the format before, which told no type."""
+    """Make a prepared folder one of the format before, which had no type."""
     for file in (folder / "manifest.json", folder / "records" / "plan.json"):
         if not file.is_file():
             continue

@@ -41,7 +41,7 @@ def mixed(specs, samples=60, seed=3):
 
 
 def test_every_document_is_read_once_an_epoch_with_its_border(specs):
-    """All tokens, each document as a whole or cut where a sequence ends, told apart by document ids."""
+    """All tokens, each document as a whole or cut where a sequence ends, separated by document ids."""
     sequences = streamed(specs, samples=200, workers=1)
     expected = sorted(ids for first in (3, 90, 200) for ids in documents(first))
     total = sum(map(len, expected))

@@ -1,4 +1,4 @@
-"""One persistent group of ranks, which live as long as the test session and compute whatever case they are told.
+"""One persistent group of ranks, which live as long as the test session and compute any case that they are sent.
 
 Starting ranks costs a quarter of a minute, a case a fraction of a second. A case is a function of a module that the
 ranks import by its name: all ranks call it with the same arguments, and each gives back what can be pickled. A case
@@ -51,9 +51,9 @@ class Group:
         """
         if not self._processes:
             self._start()
-        told = (case.__module__, case.__qualname__, arguments, named)
+        request = (case.__module__, case.__qualname__, arguments, named)
         for pipe in self._pipes:
-            pipe.send(told)
+            pipe.send(request)
         results: dict[int, Any] = {}
         deadline = time.monotonic() + SECONDS
         while len(results) < self.ranks:
@@ -90,9 +90,9 @@ class Group:
         context = server()
         for rank in range(self.ranks):
             ours, theirs = context.Pipe()
-            told = variables() | job | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            environment = variables() | job | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             process = context.Process(
-                target=_be_a_rank, args=(theirs, told, self._log.name), daemon=True
+                target=_be_a_rank, args=(theirs, environment, self._log.name), daemon=True
             )
             process.start()
             theirs.close()
@@ -109,14 +109,14 @@ class Group:
         self._processes, self._pipes = [], []
 
 
-def _be_a_rank(pipe: Connection, told: dict[str, str], log: str) -> None:
+def _be_a_rank(pipe: Connection, environment: dict[str, str], log: str) -> None:
     """Compute cases until nobody sends any more."""
     settle()
     output = os.open(log, os.O_WRONLY | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
     sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
-    set_environment(told)
+    set_environment(environment)
     os.chdir(ROOT)
     _join()
     while True:

@@ -139,8 +139,8 @@ def step(case: Case) -> dict[str, float]:
 
 def step_in_chunks(case: Case, entries: int) -> dict[str, float]:
     """:func:`step` where the loss is computed for a chunk of tokens at a time that just holds ``entries`` logits."""
-    told = {"CHUNK_BYTES": 4 * entries, "CHUNK_MULTIPLE": 1}
-    with mock.patch.multiple(linear_cross_entropy, **told):
+    chunks = {"CHUNK_BYTES": 4 * entries, "CHUNK_MULTIPLE": 1}
+    with mock.patch.multiple(linear_cross_entropy, **chunks):
         return step(case)
 
 
@@ -280,9 +280,9 @@ def generated(size: int) -> bool:
     case, rank = Case(size, "tensor"), distributed.get_rank()
     team = rank // size
     ids = torch.randint(3, VOCABULARY, (2, 5 + team), generator=torch.Generator().manual_seed(team))
-    told = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    alone = _model(case).eval().generate(ids, **told)
-    return torch.equal(_shared(case).eval().generate(ids, **told), alone)
+    generation = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    alone = _model(case).eval().generate(ids, **generation)
+    return torch.equal(_shared(case).eval().generate(ids, **generation), alone)
 
 
 def foreign_id(where: str, size: int) -> str:

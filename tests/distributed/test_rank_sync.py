@@ -15,7 +15,7 @@ def test_a_job_has_one_group_beside_that_of_its_devices_which_waits_as_long(monk
     made = []
     monkeypatch.setattr(distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(distributed, "get_backend", lambda: "nccl")
-    monkeypatch.setattr(distributed, "new_group", lambda **told: made.append(told) or object())
+    monkeypatch.setattr(distributed, "new_group", lambda **kwargs: made.append(kwargs) or object())
     monkeypatch.setattr(rank_sync, "_groups", {})
     hours = timedelta(hours=5)
     joins = SimpleNamespace(device=torch.device("cpu"), deepspeed=None, ddp_timeout_delta=hours)

@@ -235,7 +235,7 @@ def _arguments(folder: Path, plan: Plan, layout: Layout) -> TrainingArguments:
 
 
 def _forget_groups() -> None:
-    """The engine keeps a job's groups for as long as its process lives, and what tp_model_init was told."""
+    """The engine keeps a job's groups for as long as its process lives, and what tp_model_init was given."""
     distributed_map.set_team_size(1)
     for name in (
         "_TENSOR_MODEL_PARALLEL_GROUP",

@@ -84,5 +84,5 @@ def test_the_prompts_are_the_commands_and_greedy(evaluate, tokenizer):
     )
     assert all(len(prompt) + 10 <= 700 for prompt, _ in read)
     assert {
-        (told["do_sample"], told["max_gen_toks"], tuple(told["until"])) for _, told in read
+        (kwargs["do_sample"], kwargs["max_gen_toks"], tuple(kwargs["until"])) for _, kwargs in read
     } == {(False, 10, ())}

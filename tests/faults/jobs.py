@@ -64,7 +64,7 @@ def start(
 
 
 def _told(setting: Setting, fault: Mapping[str, Any] | None) -> dict[str, str]:
-    """What the worker is told of its fault."""
+    """The worker's view of its fault."""
     return (
         {}
         if fault is None

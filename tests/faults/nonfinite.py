@@ -39,11 +39,14 @@ def _execute(attempt: Attempt) -> None:
     assert what == "gradient" or "rank 1" in printed, f"the rank is not named\n{printed[-3000:]}"
     skipped = {line[0]: line[-1] for line in runs.metrics(output)}
     assert skipped[ONCE] == 0 and skipped[ONCE + 1] == 1, f"skipped, by step: {skipped}"
-    told = [json.loads(line) for line in (output / run_folder.NONFINITE).read_text().splitlines()]
-    assert [each["step"] for each in told] == [ONCE + 1, *range(ENDING + 1, ENDING + 1 + LIMIT)], (
-        told
-    )
-    assert all(each["kind"] == what and each["samples"] for each in told), told
+    reports = [
+        json.loads(line) for line in (output / run_folder.NONFINITE).read_text().splitlines()
+    ]
+    assert [each["step"] for each in reports] == [
+        ONCE + 1,
+        *range(ENDING + 1, ENDING + 1 + LIMIT),
+    ], reports
+    assert all(each["kind"] == what and each["samples"] for each in reports), reports
     _assert_finite(output)
 
 

@@ -78,15 +78,15 @@ def figures(folder):
 def test_two_processes_find_what_one_does(words, tmp_path):
     """Killed at their first line where a command keeps one, and started again."""
     two, one, command = tmp_path / "two", tmp_path / "one", words[0]
-    told = [*words, "--output", str(two)]
+    asked = [*words, "--output", str(two)]
     if command in ("perplexity", "generated"):
-        with start(tmp_path / "log", "--module", "evaluation", *told) as running:
+        with start(tmp_path / "log", "--module", "evaluation", *asked) as running:
             while not running.ended and not any(
                 path.stat().st_size for path in two.glob(".*/*.jsonl")
             ):
                 time.sleep(0.01)
         assert not (two / f"{command}.json").exists()
-    ended = forked("evaluation/__main__.py", *told)
+    ended = forked("evaluation/__main__.py", *asked)
     assert ended.code == 0 and ended.output.count("written: ") == 1, ended.output
     main = {
         "perplexity": perplexity,
@@ -143,9 +143,13 @@ def test_plain_lm_eval_gives_the_same_on_an_exported_folder(exported, own, tmp_p
     """Nothing of this project is named but the exported folder, whose own code it runs."""
     # its own tasks are many thousands
     index = TaskManager(include_path=str(own), include_defaults=False)
-    told = {"pretrained": str(exported / "exported"), "trust_remote_code": True, "dtype": "float32"}
+    asked = {
+        "pretrained": str(exported / "exported"),
+        "trust_remote_code": True,
+        "dtype": "float32",
+    }
     done = simple_evaluate(
-        "hf", told, tasks=["own_choose"], task_manager=index, device="cpu", log_samples=True
+        "hf", asked, tasks=["own_choose"], task_manager=index, device="cpu", log_samples=True
     )
     theirs = answers(done["samples"]["own_choose"])
     monkeypatch.setattr(tasks, "TaskManager", lambda **options: index)

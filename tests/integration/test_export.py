@@ -211,8 +211,8 @@ def test_it_works_beside_the_package(exported, tmp_path, imported, module):
         "HF_HUB_OFFLINE": "1",
         "PYTHONPATH": str(ROOT),
     }
-    told = [str(exported / "own code"), str(exported / "expected.safetensors"), imported]
-    command = [sys.executable, "-c", BESIDE, *told]
+    arguments = [str(exported / "own code"), str(exported / "expected.safetensors"), imported]
+    command = [sys.executable, "-c", BESIDE, *arguments]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.split() == [module, "tape_ds"]

@@ -50,7 +50,7 @@ def test_later_tokens_change_nothing_earlier(build, way, encoding):
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_order_counts(encoding):
-    """Even without positions the causal mask tells an order, from the second layer on; an encoding must not undo it."""
+    """Even without positions the causal mask gives an order, from the second layer on; an encoding must not undo it."""
     model, ids = tiny_model(encoding=encoding), tokens(1, 12)
     swapped = ids.clone()
     swapped[0, 3], swapped[0, 7] = ids[0, 7], ids[0, 3]

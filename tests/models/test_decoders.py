@@ -205,7 +205,7 @@ def check_pieces(ours):
 
 
 def check_foretold(ours, monkeypatch):
-    """What reaches the attention, what the head does, and parameters are as the configuration tells beforehand."""
+    """What reaches the attention, what the head does, and parameters are as the configuration says beforehand."""
     seen = set()
     real = decoder.attend
 

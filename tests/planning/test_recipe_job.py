@@ -1,4 +1,4 @@
-"""Recipes as questions to the planner: what is trained, in which dtype, sharded how; and what the launch is told."""
+"""Recipes as questions to the planner: what is trained, in which dtype, sharded how; and what the launch gets."""
 
 import contextlib
 import json

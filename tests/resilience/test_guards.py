@@ -1,4 +1,4 @@
-"""Numbers that are not finite: told by rank and sample, counted, ended after too many; steps that change nothing."""
+"""Numbers that are not finite: reported by rank and sample, counted, a limit that ends; steps that change nothing."""
 
 import copy
 import json

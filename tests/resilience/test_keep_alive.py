@@ -80,7 +80,7 @@ exec(lines[min(count, len(lines) - 1)])
 '''
 
 
-class Told(KeepAlive):
+class WatchedRun(KeepAlive):
     """A run kept alive whose lines are kept as well."""
 
     def __init__(self, folder, plan, **patience):
@@ -96,7 +96,7 @@ class Told(KeepAlive):
         )
 
     def starts(self):
-        """The words that told the starts apart."""
+        """The words in which the starts differ."""
         return [path.read_text() for path in sorted(self.output.glob("start-*"))]
 
 
@@ -159,10 +159,10 @@ def nobody_lives(output):
     ],
 )
 def test_what_becomes_of_a_run_decides(plan, code, starts, said, tmp_path):
-    told = Told(tmp_path, plan, restarts=1)
-    assert told.run() == code
-    assert told.starts() == ["first", *["again"] * 4][:starts]
-    assert any(said in line for line in told.lines), told.lines
+    watched = WatchedRun(tmp_path, plan, restarts=1)
+    assert watched.run() == code
+    assert watched.starts() == ["first", *["again"] * 4][:starts]
+    assert any(said in line for line in watched.lines), watched.lines
 
 
 @pytest.mark.parametrize(("left", "end", "code"), [(3, 1, 3), (2, 9, 9)])
@@ -171,54 +171,55 @@ def test_rank_0_knows_better_than_a_launcher_that_always_fails_alike(
 ):
     """torchrun ends with 1 whatever its ranks ended with."""
     monkeypatch.delenv("RANK", raising=False)
-    told = Told(
+    watched = WatchedRun(
         tmp_path,
         [f"from tape_ds import exit_codes; exit_codes.leave({left}); sys.exit({end})"],
         restarts=0,
     )
-    assert told.run() == code and told.starts() == ["first"]
+    assert watched.run() == code and watched.starts() == ["first"]
 
 
 def test_a_restart_waits_for_ranks_on_other_machines(tmp_path, monkeypatch):
     """They cannot be killed from here, and a start of the same run would meet their locks and be refused."""
-    told = Told(tmp_path, ["killed()", "finish()"], grace=1)
+    watched = WatchedRun(tmp_path, ["killed()", "finish()"], grace=1)
     holders = [run_lock.Holder(1, 71, "far", "now")]
     monkeypatch.setattr(keep_alive.run_lock, "refuse", lambda output: [])
     monkeypatch.setattr(keep_alive.run_lock, "living", lambda output: list(holders))
 
     def say(line):
-        told.lines.append(line)
+        watched.lines.append(line)
         if line == "waiting for rank 1: process 71 on far, since now":
-            assert told.starts() == ["first"]
+            assert watched.starts() == ["first"]
             holders.clear()
 
-    told.say = say
-    assert told.run() == 0 and told.starts() == ["first", "again"] and not holders
+    watched.say = say
+    assert watched.run() == 0 and watched.starts() == ["first", "again"] and not holders
 
 
 def test_markers_of_before_do_not_count(tmp_path):
     """A run that was finished or stopped once, and now dies before it could take those words back."""
-    told = Told(tmp_path, ["killed()", "finish()"])
-    run_folder.mark(told.output, run_folder.FINISHED, 10)
-    run_folder.mark(told.output, run_folder.STOPPED, 0, reason="SIGTERM")
-    assert told.run() == 0 and told.starts() == ["first", "again"]
+    watched = WatchedRun(tmp_path, ["killed()", "finish()"])
+    run_folder.mark(watched.output, run_folder.FINISHED, 10)
+    run_folder.mark(watched.output, run_folder.STOPPED, 0, reason="SIGTERM")
+    assert watched.run() == 0 and watched.starts() == ["first", "again"]
 
 
 def test_a_run_that_is_finished_already_is_not_started_for_ever(tmp_path):
     """Its launcher finds nothing to do and leaves the marker there."""
-    told = Told(tmp_path, ["sys.exit(0)"])
-    run_folder.mark(told.output, run_folder.FINISHED, 10)
-    assert told.run() == 0 and told.starts() == ["first"] and told.lines == ["finished"]
+    watched = WatchedRun(tmp_path, ["sys.exit(0)"])
+    run_folder.mark(watched.output, run_folder.FINISHED, 10)
+    assert watched.run() == 0 and watched.starts() == ["first"] and watched.lines == ["finished"]
 
 
 def test_ranks_that_do_not_leave_are_killed(tmp_path):
-    told = Told(tmp_path, ["orphan(600); killed()", "finish()"], grace=1)
-    assert told.run() == 0
+    watched = WatchedRun(tmp_path, ["orphan(600); killed()", "finish()"], grace=1)
+    assert watched.run() == 0
     assert (
-        told.lines[0] == "ranks outlived their launcher by 1 s; those on this machine were killed"
+        watched.lines[0]
+        == "ranks outlived their launcher by 1 s; those on this machine were killed"
     )
-    assert not psutil.pid_exists(int((told.output / "orphan").read_text())) or nobody_lives(
-        told.output
+    assert not psutil.pid_exists(int((watched.output / "orphan").read_text())) or nobody_lives(
+        watched.output
     )
 
 
@@ -229,16 +230,16 @@ def wait_for(what, seconds=120):
         time.sleep(0.02)
 
 
-def stopped_when(told, what):
+def stopped_when(watched, what):
     """Run it, and ask it to stop when ``what`` holds; returns the exit code."""
 
     def ask():
         wait_for(what)
-        told.request.request("SIGUSR1")
+        watched.request.request("SIGUSR1")
 
     thread = threading.Thread(target=ask)
     thread.start()
-    code = told.run()
+    code = watched.run()
     thread.join()
     return code
 
@@ -253,18 +254,20 @@ def stopped_when(told, what):
     ],
 )
 def test_a_request_goes_to_the_ranks(plan, code, said, tmp_path):
-    told = Told(tmp_path, [f"lock(); (output / 'locked').touch(); {plan}"], grace=1)
-    assert stopped_when(told, (told.output / "locked").exists) == code
-    assert told.lines[0] == "SIGUSR1: asking the ranks to commit a checkpoint and stop"
-    assert said in told.lines[1] and told.starts() == ["first"] and nobody_lives(told.output)
+    watched = WatchedRun(tmp_path, [f"lock(); (output / 'locked').touch(); {plan}"], grace=1)
+    assert stopped_when(watched, (watched.output / "locked").exists) == code
+    assert watched.lines[0] == "SIGUSR1: asking the ranks to commit a checkpoint and stop"
+    assert (
+        said in watched.lines[1] and watched.starts() == ["first"] and nobody_lives(watched.output)
+    )
 
 
 def test_ranks_with_nothing_to_lose_are_not_waited_for(tmp_path, monkeypatch):
     """They may be loading libraries, or wait for a rank that is gone."""
     monkeypatch.setattr(keep_alive, "STARTING_SECONDS", 0.3)
-    told = Told(tmp_path, ["(output / 'up').touch(); time.sleep(600)"])
-    assert stopped_when(told, (told.output / "up").exists) == 0
-    assert "continues from the beginning" in told.lines[-1]
+    watched = WatchedRun(tmp_path, ["(output / 'up').touch(); time.sleep(600)"])
+    assert stopped_when(watched, (watched.output / "up").exists) == 0
+    assert "continues from the beginning" in watched.lines[-1]
 
 
 def test_only_ranks_are_asked_and_never_their_launcher(tmp_path):
@@ -272,28 +275,34 @@ def test_only_ranks_are_asked_and_never_their_launcher(tmp_path):
     launcher = tmp_path / "deepspeed"
     launcher.write_text(
         "import signal, subprocess, sys\n"
-        f"signal.signal(signal.SIGTERM, lambda *arguments: open({str(tmp_path / 'told')!r}, 'w').close())\n"
+        f"signal.signal(signal.SIGTERM, lambda *arguments: open({str(tmp_path / 'watched')!r}, 'w').close())\n"
         "sys.exit(subprocess.run([sys.executable, *sys.argv[1:]]).returncode)\n"
     )
-    told = Told(tmp_path, ["lock(); (output / 'locked').touch(); wait(); save(4); stop(4)"])
-    told.spec = LaunchSpec(
-        [sys.executable, str(launcher), *told.spec.first[1:]], told.spec.again, told.output
+    watched = WatchedRun(
+        tmp_path, ["lock(); (output / 'locked').touch(); wait(); save(4); stop(4)"]
     )
-    assert stopped_when(told, (told.output / "locked").exists) == 0
-    assert not (tmp_path / "told").exists()
+    watched.spec = LaunchSpec(
+        [sys.executable, str(launcher), *watched.spec.first[1:]], watched.spec.again, watched.output
+    )
+    assert stopped_when(watched, (watched.output / "locked").exists) == 0
+    assert not (tmp_path / "watched").exists()
 
 
 def test_a_second_interrupt_kills(tmp_path, monkeypatch):
-    told = Told(tmp_path, ["lock(); (output / 'locked').touch(); time.sleep(600)"])
+    watched = WatchedRun(tmp_path, ["lock(); (output / 'locked').touch(); time.sleep(600)"])
     monkeypatch.setattr(keep_alive._Attempt, "end", mock.Mock(side_effect=KeyboardInterrupt))
-    assert stopped_when(told, (told.output / "locked").exists) == 1 and nobody_lives(told.output)
+    assert stopped_when(watched, (watched.output / "locked").exists) == 1 and nobody_lives(
+        watched.output
+    )
 
 
 def test_a_request_while_nothing_runs(tmp_path):
-    told = Told(tmp_path, ["save(6); killed()"], backoff=600)
-    assert stopped_when(told, lambda: any("restarting in" in line for line in told.lines)) == 0
+    watched = WatchedRun(tmp_path, ["save(6); killed()"], backoff=600)
     assert (
-        told.lines[-1]
+        stopped_when(watched, lambda: any("restarting in" in line for line in watched.lines)) == 0
+    )
+    assert (
+        watched.lines[-1]
         == "SIGUSR1 while nothing was running; the same command continues from checkpoint-6"
     )
 
@@ -323,9 +332,9 @@ def test_what_a_start_goes_on_from(flags, first, again):
 def test_a_start_that_began_nothing_is_repeated_as_it_was(begins, starts, tmp_path):
     """Killed while it read its data, a run that was to begin anew was restarted by --resume auto: from the checkpoints
     of the earlier run, which it had not removed yet."""
-    told = Told(tmp_path, [f"{begins}killed()", "finish()"])
-    told.spec = replace(told.spec, first_decides=True)
-    assert told.run() == 0 and told.starts() == starts
+    watched = WatchedRun(tmp_path, [f"{begins}killed()", "finish()"])
+    watched.spec = replace(watched.spec, first_decides=True)
+    assert watched.run() == 0 and watched.starts() == starts
 
 
 @pytest.mark.parametrize(

@@ -114,12 +114,13 @@ def test_the_rank_that_the_others_wait_for_is_named(start, tmp_path, who, phase)
     hanging, waits = pair[who], pair[1 - who]
     assert (hanging.code(), waits.code()) == (4, 4), hanging.err.read_text() + waits.err.read_text()
     assert hanging.out.read_text() == "in the buffer\n", "what was printed is not lost"
-    told = waits.err.read_text()
+    message = waits.err.read_text()
     assert (
-        f"watchdog on rank {1 - who}: no progress for " in told and "at step 3 in backward" in told
+        f"watchdog on rank {1 - who}: no progress for " in message
+        and "at step 3 in backward" in message
     )
-    assert f"rank {who} is missing: last seen in '{phase}' of step 3 " in told
-    assert f"(process {hanging.process.pid} on {HERE})" in told
+    assert f"rank {who} is missing: last seen in '{phase}' of step 3 " in message
+    assert f"(process {hanging.process.pid} on {HERE})" in message
     assert f"at step 3 in {phase}; the other ranks wait for this one" in hanging.err.read_text()
     assert "in hang" in (tmp_path / f"rank-{who}.txt").read_text()
     assert "all_reduce" in (tmp_path / f"rank-{1 - who}.txt").read_text()

@@ -18,7 +18,7 @@ from tests.scoring.test_loss_by_position import tiny_llama
 
 
 class Numbers(Letters):
-    """Decodes any id to something that can be told apart."""
+    """Decodes any id to something that differs from any other's."""
 
     def decode(self, ids):
         return " ".join(map(str, ids))

@@ -1,6 +1,7 @@
 """A prompt is read once for all of its answers, and these are what they would be if it were read for each."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -74,14 +75,20 @@ def served(request):
 
 
 def answers(prompt, settings, count):
-    """Draw some answers, each with the next seed; return the tokens told of each."""
+    """Draw some answers, each with the next seed; return the tokens of each."""
     drawn = []
     for number in range(count):
-        told = []
+        answer = []
+        drawn.append(answer)
         own = settings if settings.seed is None else replace(settings, seed=settings.seed + number)
-        continue_prompt(prompt, own, lambda one: told.append(one) or len(told) == 4, lambda: None)  # noqa: B023
-        drawn.append(told)
+        continue_prompt(prompt, own, partial(_take, answer), lambda: None)
     return drawn
+
+
+def _take(answer, token):
+    """Keep a token; say whether four are enough."""
+    answer.append(token)
+    return len(answer) == 4
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def at_step(monkeypatch, step, act):
     monkeypatch.setattr(TapeTrainer, "training_step", training_step)
 
 
-def told(folder):
+def recorded(folder):
     """Losses by step, and the weights."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     weights = (folder / "trained" / "trained.safetensors").read_bytes()
@@ -91,7 +91,7 @@ def test_a_stop_is_committed_and_resumed_to_the_last_digit(train, monkeypatch, s
         assert checkpoint.committed(train.folder / "run")[-1].name == f"checkpoint-{step}"
     assert not (train.folder / "run" / "trained").exists(), "what is not done is not stored"
     assert train("run", resume="auto") == 0
-    assert told(train.folder / "run") == told(train.folder / "whole")
+    assert recorded(train.folder / "run") == recorded(train.folder / "whole")
     assert run_folder.read_marker(train.folder / "run" / "stopped") is None
 
 
@@ -477,7 +477,7 @@ def test_checkpoints_after_the_resumed_one_are_set_aside(train, monkeypatch, har
     """Named older ones, and those that are damaged: the next ``auto`` must not find them, nor retention count them."""
     folder = train.folder / "run"
     assert train(save_total_limit=3) == 0
-    whole = told(folder)
+    whole = recorded(folder)
     for marker in ("finished", "stopped"):
         (folder / marker).unlink(missing_ok=True)
     if harm:
@@ -490,7 +490,7 @@ def test_checkpoints_after_the_resumed_one_are_set_aside(train, monkeypatch, har
     assert [each.name for each in checkpoint.committed(folder)] == ["checkpoint-3"]
     assert all((folder / f"checkpoint-{step}.abandoned").is_dir() for step in (4, 6))
     assert train("run", resume="auto") == 0
-    assert told(folder) == whole
+    assert recorded(folder) == whole
 
 
 def test_a_stop_on_a_full_disk_is_no_error_of_another_kind(train, monkeypatch, capsys):

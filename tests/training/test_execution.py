@@ -89,9 +89,9 @@ def test_a_run_that_has_nothing_to_do_lets_go_of_its_folder(model, monkeypatch, 
         resume="auto",
         expandable_segments=False,
     )
-    for told in ("results:", "finished already, at step 2"):
+    for sentence in ("results:", "finished already, at step 2"):
         assert execution.launch(asked) == 0
-        assert told in capsys.readouterr().out
+        assert sentence in capsys.readouterr().out
         assert list((model.parent / "run" / "ranks").iterdir()) == []
 
 

@@ -234,6 +234,6 @@ def test_addressing_is_scored_by_length_and_kind(run):
 def test_refusals_of_addressing(run, capsys, words, expected):
     folder = run("recall", "recall", test_lengths=[16])
     assert generated.main([str(folder), *words]) == 2
-    told = capsys.readouterr().err
-    assert all(each in told for each in expected), told
+    printed = capsys.readouterr().err
+    assert all(each in printed for each in expected), printed
     assert not (folder / "evaluation").exists()

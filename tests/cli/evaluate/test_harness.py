@@ -375,9 +375,11 @@ def test_the_command_and_plain_lm_eval_give_equal_figures(command, base, hub, tm
     tasks = ["mmlu_stem", "own_write"]
     assert command(tasks=tasks) == 0
     ours = json.loads((tmp_path / "out" / "harness.json").read_text())["figures"]
-    told = {"pretrained": str(base), "dtype": "float32", "max_length": 4096}
+    model_args = {"pretrained": str(base), "dtype": "float32", "max_length": 4096}
     manager = TaskManager(include_path=[str(each) for each in hub[1]], include_defaults=False)
-    found = simple_evaluate("hf", told, tasks=tasks, task_manager=manager, limit=4, device="cpu")
+    found = simple_evaluate(
+        "hf", model_args, tasks=tasks, task_manager=manager, limit=4, device="cpu"
+    )
     theirs = harness_tasks.figures(found, {"requests": 0, "tokens": 0})
     for kind in ("tasks", "groups"):
         assert set(ours[kind]) == set(theirs[kind]) != set()

@@ -139,11 +139,11 @@ def test_a_share_by_weight_is_of_the_tokens(make, tmp_path):
 
 
 def test_what_a_run_says_of_them(make):
-    told = make("families=lookup&rivals=3&questions=2&tokens=500").origin
-    assert told.startswith(
+    described = make("families=lookup&rivals=3&questions=2&tokens=500").origin
+    assert described.startswith(
         "drawn for each sequence: 4 documents, 8 questions, 3 rivals a document, "
     )
-    assert told.endswith(" of 2,000 tokens are answers")
+    assert described.endswith(" of 2,000 tokens are answers")
     assert make(f"{SHORT}&targets=all").origin.endswith(
         " of 2,000 tokens are answers, all are targets"
     )

@@ -136,7 +136,7 @@ def test_a_file_whose_index_has_its_documents_is_not_one_document(name, index, t
 
 
 def test_the_remedy_of_wide_ids_reads_them(tmp_path):
-    """It was told to write 16 bits, or to tokenise the text again."""
+    """The message said to write 16 bits, or to tokenise the text again."""
     np.arange(60_000, 150_000, 97, dtype="<u4").tofile(tmp_path / "x.bin")
     with pytest.raises(UserError, match="ids of 32 or 64 bits") as caught:
         parse_all([f"bin:{tmp_path}/x.bin"])

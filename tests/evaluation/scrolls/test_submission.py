@@ -27,9 +27,9 @@ def command(llama, tmp_path, monkeypatch):
     )
 
     def start(*names, words=(), **metadata):
-        told = json.dumps({"data_dir": str(DATA)} | metadata)
+        encoded = json.dumps({"data_dir": str(DATA)} | metadata)
         tasks = [f"tape_scrolls_{name}" for name in names]
-        fixed = ["--metadata", told, "--output", str(tmp_path), "--max_length", "8k"]
+        fixed = ["--metadata", encoded, "--output", str(tmp_path), "--max_length", "8k"]
         return harness.main([str(llama), "--tasks", *tasks, *fixed, *words])
 
     return start

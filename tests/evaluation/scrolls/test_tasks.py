@@ -105,8 +105,12 @@ def test_a_summary_that_is_cut_within_a_character_still_fits(room, manager, llam
     (tmp_path / "gov_report").mkdir()
     row = {"id": "1", "input": "\N{LATIN SMALL LETTER E WITH ACUTE}" * 100, "output": "a"}
     (tmp_path / "gov_report" / "validation.jsonl").write_text(json.dumps(row))
-    told = {"max_tokens": room + prompts.reserved(8), "answer_tokens": 8, "tokenizer": str(llama)}
-    (found,) = documents(manager, "gov_report", data_dir=str(tmp_path), **told)
+    changes = {
+        "max_tokens": room + prompts.reserved(8),
+        "answer_tokens": 8,
+        "tokenizer": str(llama),
+    }
+    (found,) = documents(manager, "gov_report", data_dir=str(tmp_path), **changes)
     tokens = len(AutoTokenizer.from_pretrained(llama)(found.prompt)["input_ids"])
     assert room - 2 <= tokens <= room and found.prompt.endswith(prompts.REQUEST)
 
@@ -116,20 +120,20 @@ def test_the_published_generation_reads_15000_words(words, kept, manager, llama,
     (tmp_path / "qasper").mkdir()
     row = {"id": "1", "input": " ".join("w" * words), "output": "a"}
     (tmp_path / "qasper" / "validation.jsonl").write_text(json.dumps(row))
-    told = {
+    changes = {
         "max_tokens": 100_000,
         "tokenizer": str(llama),
         "data_dir": str(tmp_path),
         "reference_format": True,
     }
-    (found,) = documents(manager, "qasper", **told)
+    (found,) = documents(manager, "qasper", **changes)
     assert found.prompt == " ".join("w" * kept) and found.cut_tokens == words - kept
 
 
 def test_the_reference_format_repeats_the_end_of_a_short_summary_s_prompt(manager, llama):
-    told = {"max_tokens": 8192, "tokenizer": str(llama), "reference_format": True}
+    changes = {"max_tokens": 8192, "tokenizer": str(llama), "reference_format": True}
     for whole, found in zip(
-        documents(manager, "gov_report"), documents(manager, "gov_report", **told), strict=True
+        documents(manager, "gov_report"), documents(manager, "gov_report", **changes), strict=True
     ):
         assert found.prompt == whole.prompt + whole.prompt[-7:] and found.cut_tokens == 0
 
@@ -139,9 +143,9 @@ def test_the_reference_format_is_refused_where_bos_is_eos(manager, tmp_path):
     tokenizer = byte_tokenizer()
     tokenizer.eos_token = "<s>"
     tokenizer.save_pretrained(tmp_path)
-    told = {"max_tokens": 8192, "tokenizer": str(tmp_path), "reference_format": True}
+    changes = {"max_tokens": 8192, "tokenizer": str(tmp_path), "reference_format": True}
     with pytest.raises(UserError, match="reference_format = True"):
-        documents(manager, "qasper", **told)
+        documents(manager, "qasper", **changes)
 
 
 def test_rows_without_answers_are_refused(manager, tmp_path):

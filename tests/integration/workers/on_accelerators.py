@@ -4,7 +4,7 @@ NCCL's do. Gloo takes both, so that a run on CPUs shows nothing of it.
     on_accelerators.py launchers/extend_llama.py --recipe ...
 
 A CPU device with a number ("cpu:0") is the accelerator, one without a number the host. A mark on a tensor's storage
-tells in which memory it would be: what ``device=`` or ``.to`` puts on the accelerator, and all that follows from it.
+says in which memory it would be: what ``device=`` or ``.to`` puts on the accelerator, and all that follows from it.
 """
 
 import runpy

@@ -120,13 +120,13 @@ def test_problems_of_all_recipes_are_in_one_message():
 
 
 @pytest.mark.parametrize(
-    "field, value, told", [("eval_lengths", [64], "eval_lengths"), ("max_steps", 9, "tokens")]
+    "field, value, named", [("eval_lengths", [64], "eval_lengths"), ("max_steps", 9, "tokens")]
 )
-def test_arms_that_do_not_compare_are_refused(field, value, told):
+def test_arms_that_do_not_compare_are_refused(field, value, named):
     arms = {"a": {}, "b": {field: value}}
-    with pytest.raises(UserError, match=f"{told} = .*differs between arms"):
+    with pytest.raises(UserError, match=f"{named} = .*differs between arms"):
         plan(arms=arms)
-    assert len(plan(arms=arms, may_differ=[told])) == 2
+    assert len(plan(arms=arms, may_differ=[named])) == 2
 
 
 def test_everything_is_done_once(work):

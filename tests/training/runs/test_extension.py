@@ -1,4 +1,4 @@
-"""What an extension run assembles, where it can be told without an engine."""
+"""What an extension run assembles, as far as no engine is needed."""
 
 import json
 from pathlib import Path

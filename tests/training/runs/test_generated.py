@@ -66,7 +66,7 @@ def test_encodings_share_sequences_and_weights(tmp_path):
 
 
 def test_loss_is_that_of_answers_alone(tmp_path):
-    """What the model is told of prompt and padding does not count: other tokens there, the same loss elsewhere."""
+    """Prompt and padding do not count: other tokens there, the same loss elsewhere."""
     run = assemble(recipe(tmp_path, position_encoding="tape"))
     batch = collate([run.sequences[index] for index in range(8)])
     whole = run.model(**batch).loss

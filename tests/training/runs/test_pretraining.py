@@ -1,4 +1,4 @@
-"""What a pretraining run assembles, trains and scores, where it can be told without an engine."""
+"""What a pretraining run assembles, trains and scores, as far as no engine is needed."""
 
 import json
 import os
