@@ -24,7 +24,9 @@ from tape_ds.fields import takes
 
 WHERE = "command line"
 _FLAG = re.compile(r"--([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
-_BEFORE_A_SPEC = re.compile(rf",(?=\s*(?:{'|'.join(KINDS)})(?:[:#,]|\s*$))")
+_KIND = f"(?:{'|'.join(KINDS)})"
+_HAS_A_SPEC = re.compile(rf"(?:^|,)\s*{_KIND}:")
+_BEFORE_A_SPEC = re.compile(rf",(?=\s*{_KIND}(?:[:#,]|\s*$))")
 
 
 def read(argv: list[str], problems: list[Problem]) -> dict[str, list[str]]:
@@ -184,7 +186,7 @@ def _items(text: str, annotation: Any) -> list[Any]:
 
 def _parts(text: str) -> list[str]:
     """Return what commas separate; in a data spec they may be of a path or an option, unless another spec follows."""
-    if text.partition(":")[0] in KINDS:
+    if _HAS_A_SPEC.search(text):
         return _BEFORE_A_SPEC.split(text)
     return text.split(",")
 

@@ -149,6 +149,11 @@ def test_lists_on_the_command_line(argv):
             ["jsonl:a#x,y", "stdlib:typing.py", "arrow:b,c"],
         ),
         ("text:a,stdlibs", ["text:a,stdlibs"]),
+        (
+            "stdlib,generated:retrieval#families=list,chain",
+            ["stdlib", "generated:retrieval#families=list,chain"],
+        ),
+        ("stdlib,stdlib", ["stdlib", "stdlib"]),
     ],
 )
 def test_a_comma_of_a_data_spec_separates_nothing(text, specs):
