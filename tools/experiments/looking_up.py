@@ -37,7 +37,7 @@ ASKED_BATCHES = 3
 
 
 @dataclass(frozen=True)
-class Stage:
+class ListStage:
     """Lists of 2 to ``most`` entries; ``near``: the share of lists whose names differ in one part."""
 
     most: int
@@ -46,12 +46,12 @@ class Stage:
 
 
 STAGES = (
-    Stage(4, 0.0, shuffled=False),
-    Stage(4, 0.0, shuffled=True),
-    Stage(8, 0.0, shuffled=True),
-    Stage(4, 1.0, shuffled=True),
-    Stage(8, 0.5, shuffled=True),
-    Stage(12, 0.5, shuffled=True),
+    ListStage(4, 0.0, shuffled=False),
+    ListStage(4, 0.0, shuffled=True),
+    ListStage(8, 0.0, shuffled=True),
+    ListStage(4, 1.0, shuffled=True),
+    ListStage(8, 0.5, shuffled=True),
+    ListStage(12, 0.5, shuffled=True),
 )
 
 
@@ -61,9 +61,9 @@ class ListWriter:
     def __init__(self, tokenizer: Any, tokens: int):
         self.tokenizer = tokenizer
         self.tokens = tokens
-        """Of a batch, padding included."""
+        """Of a batch, padding included; some more where the last list is the longest."""
 
-    def batch(self, rng: np.random.Generator, stage: Stage) -> tuple[torch.Tensor, ...]:
+    def batch(self, rng: np.random.Generator, stage: ListStage) -> tuple[torch.Tensor, ...]:
         """Return ids, labels (-100: no target) and values (of a token of the k-th value, k from 1; else 0) [B, T]."""
         entries = int(rng.integers(2, stage.most, endpoint=True))
         lists: list[list[list[int]]] = []
@@ -79,7 +79,7 @@ class ListWriter:
             columns.append(rows)
         return tuple(columns)
 
-    def _write(self, rng: np.random.Generator, stage: Stage, entries: int) -> list[list[int]]:
+    def _write(self, rng: np.random.Generator, stage: ListStage, entries: int) -> list[list[int]]:
         if rng.random() < stage.near:
             asked = max(1, entries // 2)
             names = draw_names(rng, asked, entries - asked)
@@ -116,7 +116,7 @@ def _same(one: list[int], other: list[int]) -> int:
 
 
 @torch.no_grad()
-def share_answered(model: PreTrainedModel, writer: ListWriter, stage: Stage) -> float:
+def share_answered(model: PreTrainedModel, writer: ListWriter, stage: ListStage) -> float:
     """Return the share of values each of whose tokens is the likeliest, in lists that are the same at every call."""
     rng = np.random.default_rng(0)
     right = asked = 0

@@ -7,14 +7,14 @@ import torch
 from tests.data.conftest import build_tokenizer
 from tests.models.helpers import tiny_model
 from tools.experiments import looking_up
-from tools.experiments.looking_up import ListWriter, Stage
+from tools.experiments.looking_up import ListStage, ListWriter
 
 
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_a_list_is_written_twice_and_the_second_time_is_asked(shuffled):
     tokenizer = build_tokenizer()
     rng = np.random.default_rng(3)
-    ids, labels, values = ListWriter(tokenizer, 1000).batch(rng, Stage(6, 0.5, shuffled))
+    ids, labels, values = ListWriter(tokenizer, 1000).batch(rng, ListStage(6, 0.5, shuffled))
     assert ids.shape == labels.shape == values.shape and ids.numel() <= 1000
     reordered = False
     for row, targets, owners in zip(ids, labels, values, strict=True):
@@ -57,7 +57,7 @@ class Copies(torch.nn.Module):
 
 def test_a_value_is_answered_when_each_of_its_tokens_is():
     writer = ListWriter(build_tokenizer(), 400)
-    share = looking_up.share_answered(Copies(writer), writer, Stage(2, 0.0, shuffled=True))
+    share = looking_up.share_answered(Copies(writer), writer, ListStage(2, 0.0, shuffled=True))
     assert share == 0.5
 
 
