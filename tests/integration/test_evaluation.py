@@ -143,13 +143,13 @@ def test_plain_lm_eval_gives_the_same_on_an_exported_folder(exported, own, tmp_p
     """Nothing of this project is named but the exported folder, whose own code it runs."""
     # its own tasks are many thousands
     index = TaskManager(include_path=str(own), include_defaults=False)
-    asked = {
+    model_args = {
         "pretrained": str(exported / "exported"),
         "trust_remote_code": True,
         "dtype": "float32",
     }
     done = simple_evaluate(
-        "hf", asked, tasks=["own_choose"], task_manager=index, device="cpu", log_samples=True
+        "hf", model_args, tasks=["own_choose"], task_manager=index, device="cpu", log_samples=True
     )
     theirs = answers(done["samples"]["own_choose"])
     monkeypatch.setattr(tasks, "TaskManager", lambda **options: index)

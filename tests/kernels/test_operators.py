@@ -86,7 +86,7 @@ def function_of(name):
     """A function of tensors, and these."""
     if name == "rotate":
         x, start, state, _ = test_rotate.example(4, 2)
-        return lambda x, state: rotate(rotate(x, start, state), start, state), (x, state)
+        return lambda x, state: rotate(rotate(x, start, state), start), (x, state)
     if name == "position_mix":
         start, *tensors = test_position_mix.example(6, 3)
         mix = functools.partial(position_mix, start, dtype=torch.float32, unit=True)
@@ -276,6 +276,13 @@ WAYS = {
 @pytest.mark.parametrize("name", NAMES)
 def test_graphs_and_checkpointing_keep_every_number(name, way):
     function, tensors = function_of(name)
+    if (name, way) == ("rotate", "compiled"):
+        # the start alone is rotated by the plain formula there: tests/kernels/test_rotate.py
+        _, start, _, _ = test_rotate.example(4, 2)
+
+        def function(x, state):
+            return rotate(rotate(x, start, state), start, state)
+
     for found, expected in zip(
         outcome(WAYS[way](function), tensors), outcome(function, tensors), strict=True
     ):

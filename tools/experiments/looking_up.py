@@ -5,25 +5,30 @@
 A list of names and values is written twice, and the second time is the target. It gets harder in stages, each begun
 when the one before is answered: in the same order; in another; with more entries; with names that differ in one part.
 On documents alone, where little of a sequence is an answer, a model of a million parameters found nothing in five
-million tokens. Embeddings are drawn anew, larger than most families' (``--embedding_std``): from small ones all digits
+million tokens. Embeddings are drawn again, larger than most families' (``--embedding_std``): from small ones all digits
 become one vector, which no attention can copy. Exit codes: 0 done; 1 a stage is not answered after ``--steps``; 2 bad
 input.
 """
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
+from operator import eq
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from tape_ds import building, paths
+from tape_ds import paths
 from tape_ds.arguments import Parser, below_one
 from tape_ds.data.retrieval.names import draw_names, draw_values, pick
 from tape_ds.errors import Problem, command, raise_if_any
+from tools.experiments.new_decoder import write_folder
 
 BETWEEN = (" -> ", " = ", ": ", " | ", " is ")
 """What may stand between a name and its value; one list has one of them."""
@@ -71,13 +76,9 @@ class ListWriter:
         while width * (len(lists) + 1) <= self.tokens:
             lists.append(self._write(rng, stage, entries))
             width = max(width, len(lists[-1][0]))
-        columns = []
-        for column, filler in enumerate((self.tokenizer.eos_token_id, -100, 0)):
-            rows = torch.full((len(lists), width), filler)
-            for row, made in zip(rows, lists, strict=True):
-                row[: len(made[column])] = torch.tensor(made[column])
-            columns.append(rows)
-        return tuple(columns)
+        ids, labels, values = zip(*lists, strict=True)
+        end = self.tokenizer.eos_token_id
+        return _padded(ids, end), _padded(labels, -100), _padded(values, 0)
 
     def _write(self, rng: np.random.Generator, stage: ListStage, entries: int) -> list[list[int]]:
         if rng.random() < stage.near:
@@ -88,8 +89,11 @@ class ListWriter:
         between = pick(rng, BETWEEN)
         lines = []
         for name, value in zip(names, draw_values(rng, entries), strict=True):
-            begin, whole = self._ids(f"{name}{between}"), self._ids(f"{name}{between}{value}\n")
-            lines.append((_same(begin, whole), whole))
+            begin = self._ids(f"{name}{between}")
+            whole = self._ids(f"{name}{between}{value}\n")
+            # a tokenizer may join the last of the beginning with what follows
+            same = takewhile(bool, map(eq, begin, whole))
+            lines.append((sum(same), whole))
         first = rng.permutation(entries)
         second = rng.permutation(first) if stage.shuffled else first
         ids: list[int] = []
@@ -109,10 +113,8 @@ class ListWriter:
         return ids
 
 
-def _same(one: list[int], other: list[int]) -> int:
-    """Return how many ids both begin with: a tokenizer may join the last with what follows."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+def _padded(rows: Sequence[list[int]], filler: int) -> torch.Tensor:
+    return pad_sequence(list(map(torch.tensor, rows)), batch_first=True, padding_value=filler)
 
 
 @torch.no_grad()
@@ -193,12 +195,7 @@ def main(argv: list[str] | None = None) -> int:
         learning_rate=options.learning_rate,
         seed=options.seed,
     )
-
-    def write(folder: Path) -> None:
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-
-    building.build_aside(output, write, "--output")
+    write_folder(output, model, tokenizer)
     return 0 if learned else 1
 
 

@@ -13,11 +13,27 @@ import sys
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from tape_ds import building, paths
 from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError, command, did_you_mean, raise_if_any
+
+
+def write_folder(output: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Write a new folder of a model, whole or not at all."""
+
+    def write(folder: Path) -> None:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+    building.build_aside(output, write, "--output")
 
 
 @command
@@ -57,12 +73,7 @@ def main(argv: list[str] | None = None) -> int:
     config = AutoConfig.for_model(options.family, **fields | options.config)
     torch.manual_seed(options.seed)
     model = AutoModelForCausalLM.from_config(config)
-
-    def write(folder: Path) -> None:
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-
-    building.build_aside(output, write, "--output")
+    write_folder(output, model, tokenizer)
     print(f"{options.output}: {type(model).__name__}, {model.num_parameters():,} parameters")
     return 0
 
